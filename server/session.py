@@ -325,7 +325,7 @@ class Session:
         metrics.bytes_sent += self._channel.bytes_sent
         metrics.bad_frees += self.lease_table.bad_frees
         self._leases.close()
-        # Whatever still refers to this session must not keep the memory.
+        # A reference to a closed session must not keep the memory.
         exports, self._leases.exports = self._leases.exports, []
         if exports:
             channel: Any = self._channel

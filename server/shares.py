@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
 from itertools import count
 
 import anyio
@@ -54,22 +53,13 @@ class ThreadShares:
         """Record that a principal is active."""
         self._seen[principal] = self._clock()
 
-    def share(self, principal: str) -> AbstractAsyncContextManager[None]:
-        """Return a context in which a principal has one of its threads."""
-        return self._hold(principal)
-
-    @asynccontextmanager
-    async def _hold(self, principal: str) -> AsyncGenerator[None]:
-        await self._acquire(principal)
-        try:
-            yield
-        finally:
-            self.record(principal)
-            self._used[principal] -= 1
-            self._grant()
-
-    async def _acquire(self, principal: str) -> None:
+    async def acquire(self, principal: str) -> None:
+        """Take a thread of a principal, which has to release it; wait until there is one."""
         self.record(principal)
+        is_free = not any(self._waiting.values()) and self._count_free() > 0
+        if is_free and self._used[principal] < self._find_limit():
+            self._take(principal)
+            return
         granted = anyio.Event()
         queue = self._waiting.setdefault(principal, deque())
         queue.append(granted)
@@ -84,19 +74,31 @@ class ThreadShares:
             self._grant()
             raise
 
+    def release(self, principal: str) -> None:
+        """Return a thread of a principal."""
+        self.record(principal)
+        self._used[principal] -= 1
+        self._grant()
+
+    def _count_free(self) -> int:
+        return self._threads + self._lent - self._used.total()
+
+    def _take(self, principal: str) -> None:
+        self._used[principal] += 1
+        self._turns[principal] = next(self._turn)
+
     def _grant(self) -> None:
         """Give free threads to those that wait."""
-        while True:
-            free = self._threads + self._lent - self._used.total()
+        while any(self._waiting.values()) and self._count_free() > 0:
             most = self._find_limit()
-            waiting = [each for each, queue in self._waiting.items() if queue]
-            allowed = [each for each in waiting if self._used[each] < most]
-            if free <= 0 or not allowed:
+            allowed = [
+                each for each, queue in self._waiting.items() if queue and self._used[each] < most
+            ]
+            if not allowed:
                 return
             principal = min(allowed, key=lambda each: (self._used[each], self._turns[each]))
             self._waiting[principal].popleft().set()
-            self._used[principal] += 1
-            self._turns[principal] = next(self._turn)
+            self._take(principal)
 
     def _find_limit(self) -> int:
         """Return the number of threads that one principal may use now."""

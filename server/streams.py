@@ -10,11 +10,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any
 from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter
@@ -58,7 +56,7 @@ class ReaderWaits:
 class ReadSlot:
     """What a stream holds while a worker thread reads its dataset. It may be entered repeatedly."""
 
-    __slots__ = ("_limiter", "_principal", "_stack", "_threads")
+    __slots__ = ("_limiter", "_principal", "_threads")
 
     def __init__(
         self, threads: ThreadShares, principal: str, limiter: CapacityLimiter | None
@@ -68,15 +66,19 @@ class ReadSlot:
         self._limiter = limiter
 
     async def __aenter__(self) -> None:
-        async with AsyncExitStack() as stack:
+        if self._limiter is not None:
+            await self._limiter.acquire()
+        try:
+            await self._threads.acquire(self._principal)
+        except BaseException:
             if self._limiter is not None:
-                limiter: AbstractAsyncContextManager[Any, Any] = self._limiter
-                await stack.enter_async_context(limiter)
-            await stack.enter_async_context(self._threads.share(self._principal))
-            self._stack = stack.pop_all()
+                self._limiter.release()
+            raise
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._stack.aclose()
+        self._threads.release(self._principal)
+        if self._limiter is not None:
+            self._limiter.release()
 
 
 class ReadSlots:

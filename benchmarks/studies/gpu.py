@@ -273,7 +273,7 @@ class Row:
     plain: float | None = None
     """The rate of plain copies."""
     note: str = ""
-    """How the value compares with its goal, or why there is none."""
+    """How the value compares with its goal, or why it is missing."""
 
     @property
     def cells(self) -> tuple[str, str, str, str]:

@@ -13,6 +13,7 @@ import splitarrow
 from helpers.clock import Clock
 from helpers.files import write_parquet
 from helpers.publication import numbers
+from helpers.waiting import wait_until
 from splitarrow.server.prefetch import Prefetch
 from splitarrow.server.shares import StreamMemory, ThreadShares
 
@@ -28,10 +29,13 @@ class Work:
 
     async def run(self, principal: str) -> None:
         end = anyio.Event()
-        async with self._shares.share(principal):
+        await self._shares.acquire(principal)
+        try:
             self.began.append(principal)
             self._ends.setdefault(principal, []).append(end)
             await end.wait()
+        finally:
+            self._shares.release(principal)
 
     async def end(self, principal: str) -> None:
         """End the oldest running task of a principal."""
@@ -181,6 +185,7 @@ async def test_a_stream_goes_ahead_only_while_there_is_room() -> None:
         with prefetch(0) as first, prefetch(1) as second:
             assert await anext(first)
             assert await anext(second)
+            await anyio.to_thread.run_sync(wait_until, lambda: memory.held == 30)
             await anyio.wait_all_tasks_blocked()
             # 20 bytes are sent, and one stream has the next 10.
             assert (sorted(prepared), memory.held) == ([1, 2], 30)
