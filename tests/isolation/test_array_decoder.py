@@ -143,12 +143,14 @@ def test_a_result_above_the_limit_is_refused(pool: ProcessPool) -> None:
     decoder.close()
 
 
-@pytest.mark.slow
-def test_a_hang_ends_with_its_stream() -> None:
+def test_too_much_processor_time_ends_a_stream() -> None:
+    """The kernel counts whole seconds, and one of them ends within one of these arrays."""
     limits = ProcessLimits(1 << 28, 1 << 28, seconds=0, bytes_per_second=1 << 40)
-    decoder = IsolatedDecoder(make_bomb("x", 1, 1)[0], process_limits=limits)
+    dtype, message = make_bomb("x", 1000, 1000)
+    decoder = IsolatedDecoder(dtype, process_limits=limits)
     with pytest.raises(LimitError, match=r"not decoded within the time"):
-        decoder.decode_arrow(make_bomb("x", 1000, 100_000)[1])
+        for _ in range(10_000):
+            decoder.decode_arrow(message)
     decoder.close()
 
 
