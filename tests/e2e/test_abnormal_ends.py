@@ -289,7 +289,9 @@ class Site:
                 target = os.readlink(descriptor)
             except FileNotFoundError:
                 continue  # closed meanwhile
-            found[f"descriptor {target.partition(':')[0]}"] += 1
+            if not target.startswith("anon_inode:"):
+                target = target.partition(":")[0]
+            found[f"descriptor {target}"] += 1
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             path = line.partition("/")[2]
             if path.startswith((str(self.folder)[1:], "memfd:")):
