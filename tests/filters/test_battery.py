@@ -359,10 +359,18 @@ def _divide(cases: int, groups: int, first: int = 0) -> list[range]:
 
 
 SEED = os.environ.get("FILTER_SEED")
-QUICK = [range(int(SEED), int(SEED) + 1)] if SEED else _divide(CASES, GROUPS)
+CASE_GROUPS = [range(int(SEED), int(SEED) + 1)] if SEED else _divide(CASES, GROUPS)
+_QUICK_GROUPS = 2
 
 
-@pytest.mark.parametrize("seeds", QUICK, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(seeds, marks=pytest.mark.slow if index >= _QUICK_GROUPS else ())
+        for index, seeds in enumerate(CASE_GROUPS)
+    ],
+    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
+)
 def test_filters_select_the_rows_that_duckdb_selects(seeds: range) -> None:
     _check(seeds)
 

@@ -95,6 +95,7 @@ def result(process: Any) -> Any:
 EXPECTED = [ROWS, sum(range(ROWS))]
 
 
+@pytest.mark.long
 def test_the_source_and_read_run_the_interpreter_that_the_setting_names(
     cluster: SparkCluster, daemons: list[Daemon], tmp_path: Path
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_missing_package_is_one_line(cluster: SparkCluster, tmp_path: Path) ->
     assert not {"\n"} & set(registered + absent)
 
 
+@pytest.mark.long
 def test_publish_as_the_guide_shows(
     cluster: SparkCluster, daemons: list[Daemon], tmp_path: Path
 ) -> None:
