@@ -6,13 +6,11 @@ processes share.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import mmap
 import os
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import count
 from multiprocessing.context import assert_spawning
@@ -20,6 +18,8 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
+
+from .shared_lock import SharedLock
 
 
 def measure_host_memory() -> int:
@@ -83,6 +83,7 @@ class Usage:
 
 _BUCKET_ROWS = 64
 _KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
+_ROW = np.dtype([("key", _KEY), ("count", "<u4"), ("padding", "<u4")])
 _ABSENT = -1
 """The load of a process that accepts no connections."""
 
@@ -90,9 +91,11 @@ _ABSENT = -1
 class UsageTable:
     """The usage of all processes of a server, in an anonymous memory file.
 
-    The kernel allocates only the pages that were written. A process that dies at any point leaves
-    the table consistent; `clear` then removes what it used. The table can be full a little before
-    its `capacity`, when one of its buckets is.
+    Each process writes rows of its own, so that one that dies or is stopped at any point leaves the
+    table consistent. `clear` then removes what it used. A lock keeps limits exact while processes
+    count at the same time.
+    The kernel allocates only the pages that were written. The table can be full a little before a
+    process has `capacity` keys, when one of its buckets is.
 
     Notes
     -----
@@ -105,11 +108,10 @@ class UsageTable:
         self.processes = processes
         self._capacity = capacity
         self._buckets = -(-capacity // _BUCKET_ROWS)
-        layout: Any = [("number", "<u8"), ("loads", "<i4", (processes,)), ("padding", "<u4")]
-        header = np.dtype(layout)
-        row: Any = [("key", _KEY), ("counts", "<u4", (processes,))]
-        rows = np.dtype(row)
-        nbytes = header.itemsize + self._buckets * _BUCKET_ROWS * rows.itemsize
+        layout: Any = [("numbers", "<u8", (processes,)), ("loads", "<i4", (processes,))]
+        header: Any = np.dtype([*layout, ("padding", "<u4", (processes % 2,))])
+        shape = (processes, self._buckets, _BUCKET_ROWS)
+        nbytes = header.itemsize + math.prod(shape) * _ROW.itemsize
         is_new = _descriptor is None
         if _descriptor is None:
             _descriptor = os.memfd_create("splitarrow-usage", os.MFD_CLOEXEC)
@@ -117,44 +119,45 @@ class UsageTable:
         self._descriptor = _descriptor
         self._memory = mmap.mmap(_descriptor, nbytes)
         self._header: Any = np.frombuffer(self._memory, header, count=1)
-        self._rows: Any = np.frombuffer(self._memory, rows, offset=header.itemsize)
-        self._lock = threading.Lock()
+        self._rows: Any = np.frombuffer(self._memory, _ROW, offset=header.itemsize).reshape(shape)
+        self._lock = SharedLock(_descriptor)
+        self._threads = threading.Lock()
         if is_new:
             self._header["loads"] = _ABSENT
 
-    def make_number(self) -> int:
+    def make_number(self, process: int) -> int:
         """Return a number that no process got before, from 1."""
-        with self._locked():
-            self._header["number"] += 1
-            return int(self._header["number"][0])
+        with self._threads:
+            numbers = self._header["numbers"][0]
+            numbers[process] += 1
+            return (int(numbers[process]) - 1) * self.processes + process + 1
 
     def take(self, key: bytes, process: int, limit: float) -> bool:
         """Count one more for a key; see `KeyedCounter.take`. A full table refuses."""
         digest = _hash(key)
-        with self._locked():
+        with self._lock.take():
             rows = self._find_bucket(digest)
-            found = np.flatnonzero(rows["key"] == digest)
-            if found.size:
-                row = found[0]
-                if rows["counts"][row].sum() >= limit:
+            is_key = rows["key"] == digest
+            if rows["count"][is_key].sum() >= limit:
+                return False
+            mine = rows[process]
+            found = np.flatnonzero(is_key[process])
+            if not found.size:
+                found = np.flatnonzero(mine["count"] == 0)
+                if not found.size:
                     return False
-            else:
-                free = np.flatnonzero(~rows["counts"].any(axis=1))
-                if not free.size or limit < 1:
-                    return False
-                row = free[0]
-                rows["key"][row] = digest
-            rows["counts"][row, process] += 1
+                mine["key"][found[0]] = digest
+            mine["count"][found[0]] += 1
             return True
 
     def release(self, key: bytes, process: int) -> None:
         """Count one less for a key."""
         digest = _hash(key)
-        with self._locked():
-            rows = self._find_bucket(digest)
-            for row in np.flatnonzero(rows["key"] == digest)[:1]:
-                if rows["counts"][row, process]:
-                    rows["counts"][row, process] -= 1
+        with self._lock.take():
+            mine = self._find_bucket(digest)[process]
+            for row in np.flatnonzero(mine["key"] == digest)[:1]:
+                if mine["count"][row]:
+                    mine["count"][row] -= 1
 
     def set_load(self, process: int, connections: int | None) -> None:
         """Set the number of connections that a process serves; None if it accepts none."""
@@ -167,22 +170,12 @@ class UsageTable:
 
     def clear(self, process: int) -> None:
         """Remove what a process used that has ended."""
-        with self._locked():
-            self._header["loads"][0, process] = _ABSENT
-            self._rows["counts"][:, process] = 0
+        self._header["loads"][0, process] = _ABSENT
+        self._rows["count"][process] = 0
 
     def _find_bucket(self, digest: Any) -> Any:
-        start = int(digest["high"]) % self._buckets * _BUCKET_ROWS
-        return self._rows[start : start + _BUCKET_ROWS]
-
-    @contextmanager
-    def _locked(self) -> Generator[None]:
-        with self._lock:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        """Return the rows of each process that may have a key."""
+        return self._rows[:, int(digest["high"]) % self._buckets]
 
     def __reduce__(self) -> tuple[Any, ...]:
         assert_spawning(self)
@@ -218,7 +211,7 @@ class SharedUsage(Usage):
 
     def make_number(self) -> int:
         """Return the number of a new stream."""
-        return self._table.make_number()
+        return self._table.make_number(self._process)
 
     def set_load(self, connections: int | None) -> None:
         """Let the other processes know how many connections this one serves; None: no new ones."""

@@ -144,7 +144,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"dataset"},
     ],
     "server": [
-        {"config", "logs", "metrics", "shares", "usage"},
+        {"config", "logs", "metrics", "shared_lock", "shares"},
+        {"usage"},
         {"addresses", "catalog", "prefetch", "reads", "refusals", "signals", "streams"},
         {"auth", "shm", "uploads"},
         {"bodies", "report"},

@@ -7,7 +7,6 @@ tickets.
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import hmac
 import json
@@ -39,6 +38,7 @@ from ...protocol.request import SIGNED_PREFIX, Request
 from ...protocol.uri import Streams
 from ...transport.credential_files import Reloadable, is_world_readable
 from ..logs import get_logger
+from ..shared_lock import SharedLock
 from .principal import is_principal_name, unauthenticated
 
 NONCE_BYTES = 16
@@ -73,25 +73,28 @@ class ReplayCache:
             os.ftruncate(_descriptor, nbytes)
         self._descriptor = _descriptor
         self._table = mmap.mmap(_descriptor, nbytes)
-        self._lock = threading.Lock()
+        self._lock = SharedLock(_descriptor)
+        self._threads = threading.Lock()
         self._close = weakref.finalize(self, os.close, _descriptor)
 
     def add(self, nonce: bytes, stream: Streams, expires: int, now: float) -> bool:
         """Record the use of a ticket, and return whether this is its first use for the stream.
 
         The ticket is forgotten once it expires, in seconds on the clock of `now`. Raises
-        `ExhaustedError` if the table is full, and `UnavailableError` after `close`.
+        `ExhaustedError` if the table is full, and `UnavailableError` after `close`, or while
+        another process is stopped that changes the table.
         """
         bits = _STREAM_BITS[stream]
         bucket = int.from_bytes(nonce[:8], "little") % self._buckets
-        with self._lock:
+        with self._threads:
             if not self._close.alive:
                 raise UnavailableError("the server is shutting down")
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-            try:
+            with self._lock.take() as is_alone:
+                if not is_alone:
+                    raise UnavailableError(
+                        "a process of the server is stopped while it records a ticket"
+                    )
                 return self._add(bucket * _BUCKET_BYTES, nonce, bits, expires, now)
-            finally:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def _add(self, start: int, nonce: bytes, bits: int, expires: int, now: float) -> bool:
         bucket = self._table[start : start + _BUCKET_BYTES]
@@ -114,7 +117,7 @@ class ReplayCache:
 
     def close(self) -> None:
         """Release the table. Idempotent."""
-        with self._lock:
+        with self._threads:
             if self._close.alive:
                 self._table.close()
                 self._close()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from multiprocessing.connection import Connection
 
+from splitarrow.server.auth.tickets import ReplayCache
 from splitarrow.server.usage import KeyedCounter, SharedCounter, SharedUsage, UsageTable
 
 
@@ -17,4 +20,14 @@ def fill(counts: KeyedCounter | SharedCounter, key: str, limit: int) -> int:
 
 def take_in_child(table: UsageTable, results: Connection) -> None:
     """Take a key up to its limit in a process of its own, and send what it got."""
-    results.send((fill(SharedUsage(table, 1).streams, "a", 3), table.make_number()))
+    usage = SharedUsage(table, 1)
+    results.send((fill(usage.streams, "a", 3), usage.make_number()))
+
+
+def stop_with_the_lock(table: UsageTable | ReplayCache, results: Connection) -> None:
+    """Use a table, and stop this process while it has the lock of the table."""
+    if isinstance(table, UsageTable):
+        SharedUsage(table, 1).streams.take("a", 3)
+    with table._lock.take() as has_lock:
+        results.send(has_lock)
+        os.kill(os.getpid(), signal.SIGSTOP)

@@ -503,7 +503,7 @@ def test_other_processes_are_locked_out_of_the_table_while_it_changes(
         return original(*arguments)
 
     monkeypatch.setattr(cache, "_add", add)
-    once = [fcntl.LOCK_EX, 0, fcntl.LOCK_UN]
+    once = [fcntl.LOCK_EX | fcntl.LOCK_NB, 0, fcntl.LOCK_UN]
     assert cache.add(bytes(16), BOTH, 2, 1)
     assert events == once
     for number in range(1, 64):
