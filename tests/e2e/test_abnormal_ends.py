@@ -365,6 +365,8 @@ class Group:
         site = self.site
         with self._stack:
             wait_until(lambda: not site.metrics()["streams"])
+            # A folder that was removed and made again is watched only after a while.
+            wait_until(lambda: site.holdings()["descriptor anon_inode:inotify"] == 1, "a watch", 30)
             before = site.holdings()
             for case in self.cases:
                 if case.kind == "ucx":
