@@ -15,6 +15,7 @@ from ...errors import (
     ClosedError,
     ConnectError,
     ConnectionLostError,
+    LimitError,
     SplitArrowError,
     StallError,
     UsageError,
@@ -30,6 +31,8 @@ from .errors import NO_RESPONSE, convert_grpc_error, explain_listener
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
+_MAX_ANSWER_BYTES = 1 << 28
+"""The largest size of the responses to a call that sends no data, in bytes."""
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -178,15 +181,23 @@ class FlightChannel:
         """Call a method that streams its responses, and yield them; see `call_unary`.
 
         An action may change something, so it is not repeated. With `wait`, the call waits for a
-        connection while attempts fail.
+        connection while attempts fail. Raises `LimitError` if the responses do not end.
         """
         call = self._channel.unary_stream(_SERVICE + method)
         limit, started = self.call_limit(timeout), time.monotonic()
         repeats = 0 if method == "DoAction" else repeats
         options = self._call_options() | ({"wait_for_ready": True} if wait else {})
         try:
-            for response in call(message, timeout=limit, **options):
+            responses: Any = call(message, timeout=limit, **options)
+            nbytes = 0
+            for response in responses:
                 repeats = 0
+                nbytes += len(response)
+                if nbytes > _MAX_ANSWER_BYTES:
+                    responses.cancel()
+                    raise LimitError(
+                        f"{self.address} answers {method} with more than {_MAX_ANSWER_BYTES} bytes"
+                    )
                 yield response
             return
         except grpc.RpcError as error:

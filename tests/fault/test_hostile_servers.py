@@ -35,6 +35,20 @@ with open("/proc/self/status") as status:
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 print(json.dumps([outcome, rows, peak]))
 """
+CALLER = """
+import json, sys
+import splitarrow
+uri, method, _ = sys.argv[1:]
+outcome = "complete"
+try:
+    with splitarrow.connect(uri) as client:
+        client.act("status") if method == "act" else list(client)
+except splitarrow.errors.SplitArrowError as error:
+    outcome = f"{type(error).__name__}: {error}"
+with open("/proc/self/status") as status:
+    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+print(json.dumps([outcome, 0, peak]))
+"""
 
 
 class Outcome(NamedTuple):
@@ -49,9 +63,9 @@ class Outcome(NamedTuple):
 
 
 @contextmanager
-def serving(attack: str) -> Generator[str]:
-    """Run a hostile server; return its URI."""
-    command = [sys.executable, "-m", "helpers.hostile_server", attack]
+def serving(*arguments: str) -> Generator[str]:
+    """Run a hostile server, a module of `helpers`; return its URI."""
+    command = [sys.executable, "-m", *arguments]
     with subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -60,9 +74,9 @@ def serving(attack: str) -> Generator[str]:
             process.kill()
 
 
-def read(uri: str, mode: str, limit: int) -> Outcome:
-    """Read in a process of its own, whose memory and time the kernel measures."""
-    command = [sys.executable, "-c", READER, uri, mode, str(limit)]
+def run(script: str, uri: str, mode: str, limit: int = 0) -> Outcome:
+    """Run a script in a process of its own, whose memory and time the kernel measures."""
+    command = [sys.executable, "-c", script, uri, mode, str(limit)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout:
@@ -93,8 +107,8 @@ DICTIONARIES = "bytes of dictionaries arrived without a record batch"
 def test_a_reader_ends_with_an_error_within_bounds(
     attack: str, mode: str, outcome: str, mebibytes: float
 ) -> None:
-    with serving(attack) as uri:
-        ended = read(uri, mode, LIMIT)
+    with serving("helpers.hostile_server", attack) as uri:
+        ended = run(READER, uri, mode, LIMIT)
     assert outcome in ended.text
     assert ended.mebibytes < mebibytes
     assert ended.seconds < 20
@@ -102,7 +116,16 @@ def test_a_reader_ends_with_an_error_within_bounds(
 
 @pytest.mark.long
 def test_a_million_empty_batches_take_no_memory() -> None:
-    with serving("empty_batches") as uri:
-        ended = read(uri, "table", LIMIT)
+    with serving("helpers.hostile_server", "empty_batches") as uri:
+        ended = run(READER, uri, "table", LIMIT)
     assert ended.text == "complete"
     assert ended.mebibytes < 200
+
+
+@pytest.mark.parametrize(("method", "call"), [("act", "DoAction"), ("list", "ListFlights")])
+def test_answers_of_a_control_plane_that_do_not_end_are_an_error(method: str, call: str) -> None:
+    with serving("helpers.hostile_control_plane") as uri:
+        ended = run(CALLER, uri, method)
+    assert f"LimitError: {uri} answers {call} with more than 268435456 bytes" in ended.text
+    assert ended.mebibytes < 800
+    assert ended.seconds < 20
