@@ -114,9 +114,9 @@ class SharedStream:
     take this one only where no reader can hold it.
     """
 
-    def __init__(self, store: RegionStore, open_source: Callable[[], Source], label: str) -> None:
+    def __init__(self, store: RegionStore, label: str) -> None:
         self._store = store
-        self._open_source: Callable[[], Source] | None = open_source
+        self._open_source: Callable[[], Source] | None = None
         self._label = label
         self._lock = threading.Lock()
         self._writer: ChunkWriter | None = None
@@ -202,11 +202,16 @@ class SharedStream:
         self._chunks.clear()
         self._close_writer()
 
+    def join(self, open_source: Callable[[], Source]) -> None:
+        """Take the source of a reader, which may have to write the rest."""
+        self._open_source = open_source
+
     def pause(self) -> None:
-        """Close the source, which takes memory, while the stream has no reader. The chunks stay."""
+        """Drop the source while the stream has no reader: it keeps the dataset. The chunks stay."""
         if self._lock.acquire(blocking=False):  # a cancelled reader may still write a chunk
             try:
                 self._close_writer()
+                self._open_source = None
             finally:
                 self._lock.release()
 
@@ -260,11 +265,12 @@ class RegionStore:
             stream = self._streams.get(whole_key)
             self.uses.count(is_hit=stream is not None)
             if stream is None:
-                stream = self._streams[whole_key] = SharedStream(self, open_source, label)
+                stream = self._streams[whole_key] = SharedStream(self, label)
                 if id(dataset) not in self._datasets:
                     self._datasets.add(id(dataset))
                     weakref.finalize(dataset, self._collected.append, id(dataset)).atexit = False
             self._streams.move_to_end(whole_key)
+            stream.join(open_source)
             stream.readers += 1
             return stream
 

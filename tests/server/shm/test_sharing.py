@@ -300,6 +300,25 @@ def test_a_removed_dataset_leaves_the_store_and_no_stream_for_another() -> None:
     store.close()
 
 
+def test_a_reader_that_leaves_early_does_not_keep_a_removed_dataset() -> None:
+    store = RegionStore(1 << 20, 100, ChunkSizes(1, 1))
+    dataset = TableDataset(make_number_batches(3))
+    end = 0
+    for index in range(2):  # the second reader continues where the first one has left
+        open_source = partial(dataset.open, Request("d"), Encoding())
+        stream = store.acquire(dataset, "key", open_source, "d")
+        chunk = stream.chunk(index, end)
+        assert isinstance(chunk, Chunk)
+        end = chunk.memory.size
+        store.release(stream)
+    assert store.nbytes > 0
+    alive = weakref.ref(dataset)
+    del dataset, open_source, stream, chunk
+    gc.collect()
+    assert alive() is None
+    assert store.nbytes == 0
+
+
 def test_a_reader_that_leaves_while_it_waits_does_not_fail_the_others() -> None:
     shares = DecodingShares(1)
     opened: list[GeneratorSource] = []
