@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,15 @@ def test_ucx_knows_the_memory_of_the_device() -> None:
     device_memory = importlib.import_module("splitarrow.transport.ucx.memory")
     CudaMemory()
     assert {1, 2} <= device_memory.list_device_types(context.get_context())
+
+
+def test_ucx_takes_read_only_memory_on_a_thread_that_uses_the_device() -> None:
+    context = importlib.import_module("splitarrow.transport.ucx.context")
+    ucx_memory = importlib.import_module("splitarrow.transport.ucx.memory")
+    with CudaMemory().device.current():
+        memory = pa.py_buffer(mmap.mmap(-1, 1 << 20, prot=mmap.PROT_READ))
+        registration = ucx_memory.Registration(context.get_context(), memory.address, memory.size)
+        assert registration.key
 
 
 def test_tensors_of_pytorch_are_served() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import weakref
+from threading import Thread
 from typing import Any
 
 from ...errors import ProtocolError, TransportError
@@ -61,7 +62,7 @@ class Registration:
         params.length = nbytes
         params.prot = _PROTECTION_READ
         created = ffi.new("ucp_mem_h *")
-        _check(ucp.ucp_mem_map(context, params, created))
+        _check(_map(context, params, created))
         # The end of the process frees the memory too, when the library may be gone already.
         weakref.finalize(self, _unmap, context, created[0], os.getpid()).atexit = False
         buffer, size = ffi.new("void **"), ffi.new("size_t *")
@@ -73,6 +74,20 @@ class Registration:
     def announcement(self) -> bytes:
         """Return the message that announces the region."""
         return _HEADER.pack(self.address, self.nbytes) + self.key
+
+
+def _map(context: Any, params: Any, created: Any) -> int:
+    """Call ``ucp_mem_map`` on a thread where no context of a device is current.
+
+    Elsewhere the library page-locks host memory too, which fails if it is mapped for reading only.
+    """
+    if list_device_types(context) == {1}:
+        return ucp.ucp_mem_map(context, params, created)
+    results: list[int] = []
+    thread = Thread(target=lambda: results.append(ucp.ucp_mem_map(context, params, created)))
+    thread.start()
+    thread.join()
+    return results[0]
 
 
 def _unmap(context: Any, handle: Any, process: int) -> None:
