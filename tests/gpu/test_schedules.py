@@ -9,7 +9,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from helpers.waiting import wait_until
 pytestmark = [pytest.mark.gpu, pytest.mark.long, pytest.mark.timeout(6 * 3600)]
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "10000"))
+PER_PROCESS, PER_CHECK = 20, 100
 OWNER = """
     import gc, json, sys
     import numpy as np
@@ -40,10 +42,10 @@ OWNER = """
         {"host": table, "device": make()},
         listen=["tcp://127.0.0.1:0", "shm://", "ucx://127.0.0.1:0"],
     )
+    gc.freeze()  # so that a collection takes little time
     for line in sys.stdin:
         if "renew" in line:
-            server.remove("device")
-            server.add("device", make())
+            server._daemon.catalog.replace("device", make())
         gc.collect()
         uris = [server.uri("host", scheme) for scheme in ("tcp", "shm", "ucx")]
         uris += [server.uri("device", scheme) for scheme in ("tcp", "shm")]
@@ -92,19 +94,24 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
     owner.close()
 
 
-def run(owner: Owner, zygote: Zygote, seeds: range) -> dict[str, int]:
-    """Run a schedule for each seed, and return how many ended in which way."""
-    ends = {"0": 0, "-9": 0}
+def run(owner: Owner, zygote: Zygote, seeds: Iterable[int | None]) -> Counter[str]:
+    """Run a schedule for each seed, and return how many processes ended in which way.
+
+    A process runs schedules until one of them kills it.
+    """
+    ends: Counter[str] = Counter()
     uris = owner.request("begin")["uris"]
-    for seed in seeds:
-        zygote.start({"seed": seed, "uris": uris})
-        if random.Random(seed).random() < 0.3:
-            time.sleep(random.Random(seed).random() / 20)
-            uris = owner.request("renew")["uris"]
-        answer = zygote.wait()
-        assert answer in ends, f"seed {seed}: {answer}\n{zygote.read_log()[-3000:]}"
-        ends[answer] += 1
-        uris = owner.request("count")["uris"]
+    rest = list(seeds)
+    while rest:
+        chosen = random.Random(rest[0] or 0)
+        zygote.start({"seeds": rest[:PER_PROCESS], "uris": uris})
+        while not zygote.has_ended(chosen.uniform(0.01, 0.5)):
+            owner.request("renew")
+        status, count = zygote.wait().split()
+        assert status in ("0", "-9"), f"seed {rest[int(count)]}: {zygote.read_log()[-3000:]}"
+        del rest[: int(count) + (status == "-9")]
+        ends[status] += 1
+    owner.request("renew")  # the copies of the last device table in shared memory end with it
     return ends
 
 
@@ -117,14 +124,19 @@ def check(owner: Owner, log: Path, seeds: range) -> None:
         return now["live"] == live and not now["leases"]
 
     try:
-        run(owner, zygote, range(seeds.start, seeds.start + 3))  # what is opened once is open now
+        run(owner, zygote, [None])  # what is opened once is open now
         wait_until(is_over, "the release of the first arrays")
         descriptors = owner.count_descriptors()
-        ends = run(owner, zygote, seeds)
-        print(len(seeds), "schedules:", ends)
-        wait_until(is_over, "the release of all arrays but the last")
-        # A few are opened once, whenever the first reader needs them.
-        wait_until(lambda: owner.count_descriptors() <= descriptors + 5, "the end of descriptors")
+        for begin in seeds[::PER_CHECK]:
+            block = range(begin, min(begin + PER_CHECK, seeds.stop))
+            started = time.monotonic()
+            ends = run(owner, zygote, block)
+            wait_until(is_over, f"the release of all arrays but the last after {block}")
+            wait_until(
+                lambda: owner.count_descriptors() == descriptors,
+                f"the end of all descriptors but {descriptors} after {block}",
+            )
+            print(block, ends, f"{time.monotonic() - started:.0f} s")
     finally:
         print("at the end:", owner.request("count"), "and before:", live)
         zygote.close()

@@ -2,15 +2,19 @@
 
 ``python -c "from helpers.cuda_cases import main; main()"`` imports everything once, without using
 CUDA. It reads cases as lines of JSON from standard input, runs each one in a forked child, and
-writes how the child has ended.
+writes how the child has ended. A case with ``seeds`` is a row of random schedules, of which it also
+writes how many had ended.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
+import mmap
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -18,6 +22,7 @@ import threading
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +38,18 @@ from splitarrow.memory.interfaces import DLTensor, find_pointer
 from splitarrow.transport.ucx import links
 
 PROGRAM = "from helpers.cuda_cases import main; main()"
+_MODULES = (
+    "cuda.bindings.driver",
+    "pandas",  # by pyarrow
+    "splitarrow.client.open",
+    "splitarrow.client.stream.device_stream",
+    "splitarrow.client.stream.opening",
+    "splitarrow.client.stream.remote_bodies",
+    "splitarrow.transport.shm",
+    "splitarrow.transport.tcp",
+)
+"""What reads import when they need it, which takes most of the time of a short process."""
+BATCH_ROWS = (None, 1000, 7000, 30000)
 ENDS = ("drop", "keep", "kill")
 """How a case ends: it drops its batches in mid-stream; it keeps them after the stream, the client
 and the daemon are gone; or it is killed in mid-stream."""
@@ -195,10 +212,8 @@ class Schedule:
         if len(self._streams) < 3:
             memory = self._memories[self._random.choice(["pinned", "device"])]
             uri = self._random.choice(self._uris)
-            self._streams.append([splitarrow.open(uri, memory=memory, **self._options(uri)), 0])
-
-    def _options(self, uri: str) -> dict[str, Any]:
-        return {} if "/device" in uri else {"batch_rows": self._random.choice([1000, 7000, 30000])}
+            batch_rows = self._random.choice(BATCH_ROWS)
+            self._streams.append([splitarrow.open(uri, memory=memory, batch_rows=batch_rows), 0])
 
     def next(self) -> None:
         if self._streams and len(self._batches) < 10:
@@ -217,8 +232,9 @@ class Schedule:
         if self._batches:
             index = self._pick()
             batch, first = self._batches.pop(index) if pops else self._batches[index]
-            values = np.asarray(to_table([batch])["n"])
-            assert (values == np.arange(first, first + batch.num_rows)).all(), "wrong values"
+            (values,) = to_table([batch])["n"].chunks
+            expected = pa.array(np.arange(first, first + batch.num_rows))
+            assert values.equals(expected), "wrong values"
 
     def use(self) -> None:
         """Copy a batch as a program does on a stream of its own, and drop the batch at once."""
@@ -254,11 +270,29 @@ class Schedule:
         assert os.waitpid(child, 0)[1] == 0
 
 
-def run_schedule(case: dict[str, Any]) -> None:
-    """Run a random schedule, and check that nothing is left of it."""
-    cuda.Program()
-    with open_memories() as memories:
-        Schedule(case["seed"], case["uris"], memories).run()
+def _read_all(uris: list[str], memories: dict[str, Any]) -> None:
+    """Read every dataset in each way, so that all that a server opens only once is open."""
+    for uri, memory, batch_rows in itertools.product(uris, memories.values(), BATCH_ROWS):
+        with splitarrow.open(uri, memory=memory, batch_rows=batch_rows) as stream:
+            assert sum(batch.num_rows for batch in stream)
+
+
+def run_schedules(case: dict[str, Any], count: Callable[[], None]) -> None:
+    """Run random schedules, check that nothing is left of each, and count it.
+
+    The seed None reads everything instead.
+    """
+    for seed in case["seeds"]:
+        try:
+            with open_memories() as memories:
+                if seed is None:
+                    _read_all(case["uris"], memories)
+                else:
+                    Schedule(seed, case["uris"], memories).run()
+        except BaseException:
+            print("seed", seed, file=sys.stderr)
+            raise
+        count()
 
 
 class Zygote:
@@ -292,6 +326,10 @@ class Zygote:
         """Return the next line: ``ready`` if a case waits, or its exit status."""
         return self._output.readline().strip()
 
+    def has_ended(self, seconds: float) -> bool:
+        """Wait for the end of a case, and return whether it has come."""
+        return bool(select.select([self._output], [], [], seconds)[0])
+
     def close(self) -> None:
         """End the process, once its case has ended."""
         self._input.close()
@@ -305,19 +343,27 @@ class Zygote:
 
 def main() -> None:
     """Run cases in children: see the module."""
+    for name in _MODULES:
+        import_module(name)
+    gc.freeze()  # so that the collections of a child take little time
+    counter = mmap.mmap(-1, 1)
     for line in sys.stdin:
         case = json.loads(line)
+        counter[0] = 0
         child = os.fork()
         if child == 0:
-            _run_child(case)
+            _run_child(case, counter)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(status, flush=True)
+        print(status, *([counter[0]] if "seeds" in case else []), flush=True)
 
 
-def _run_child(case: dict[str, Any]) -> None:
+def _run_child(case: dict[str, Any], counter: Any = None) -> None:
     def wait_for_end() -> None:
         print("ready", flush=True)
         os.read(sys.stdin.fileno(), 1)
+
+    def count() -> None:
+        counter[0] += 1
 
     links._RETENTION_SECONDS = 0.1
     try:
@@ -326,8 +372,8 @@ def _run_child(case: dict[str, Any]) -> None:
                 "import sys; from helpers.cuda_cases import run_spawned; run_spawned(sys.argv[1])"
             )
             os.execv(sys.executable, [sys.executable, "-W", "error", "-c", code, json.dumps(case)])
-        if "seed" in case:
-            run_schedule(case)
+        if "seeds" in case:
+            run_schedules(case, count)
         else:
             run_case(case, wait_for_end)
     except BaseException:
