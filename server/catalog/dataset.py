@@ -293,7 +293,10 @@ class ServedDataset(ABC):
         """
 
     def close(self) -> None:  # noqa: B027
-        """Release the dataset's resources. Open sources stay usable."""
+        """Release the dataset's resources. Open sources stay usable.
+
+        A reader may open the dataset afterwards. It gets all data, or an error.
+        """
 
 
 class FixedDataset(ServedDataset):

@@ -35,7 +35,6 @@ class SlicedDataset(FixedDataset):
         return self._slices[selection.first_batch : selection.end_batch]
 
     def _read_batches(self, selection: Selection) -> Batches:
-        # The slices are chosen at once: an open source stays usable after `close`.
         return self._read_slices(self._select(selection), selection)
 
     def _resolve(self, request: Request, encoding: Encoding) -> Selection:
@@ -52,10 +51,6 @@ class SlicedDataset(FixedDataset):
             return rows
         selection = Selection.for_counting(request, encoding, self.schema)
         return count_matches(selection, self._read_batches, rows, f"the {self.kind}", is_valid=True)
-
-    def close(self) -> None:
-        """Drop the data. Open sources stay usable."""
-        self._slices = []
 
 
 class TableDataset(SlicedDataset):

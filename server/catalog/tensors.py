@@ -162,10 +162,6 @@ class TensorDataset(FixedDataset):
         del encoding
         raise refuse_counting(request)
 
-    def close(self) -> None:
-        """Drop the tensors. Open sources stay usable."""
-        self._tensors = []
-
 
 def _encode_groups(tensors: Sequence[AnyTensor]) -> MessageGroups:
     yield [make_schema_message(is_big_endian=False)]

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import feather
@@ -35,6 +36,25 @@ def test_datasets_are_added_looked_up_and_removed_by_name(tmp_path: Path) -> Non
             catalog.remove("flights")
     assert catalog.names() == []
     assert Catalog([("a", TABLE), ("b", TABLE)]).names() == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ["table", "batches", "tensor", "file"])
+def test_a_reader_gets_all_data_of_a_dataset_that_is_replaced_before_it_opens(
+    kind: str, tmp_path: Path
+) -> None:
+    """The reader may wait for a thread after it has looked the dataset up."""
+    sent = number_batches()
+    source = {
+        "table": to_table(sent),
+        "batches": sent,
+        "tensor": pa.Tensor.from_numpy(np.arange(6)),
+        "file": write_file(tmp_path / "x", sent),
+    }[kind]
+    with Catalog({"data": source}) as catalog:
+        dataset = catalog.lookup("data")
+        before = read_dataset(dataset)
+        catalog.replace("data", TABLE)
+        assert read_dataset(dataset).groups == before.groups
 
 
 def test_the_error_for_an_unknown_name_suggests_similar_names() -> None:
