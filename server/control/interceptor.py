@@ -48,6 +48,8 @@ def grpc_status(
     else:
         code = status_name(error)
     text = describe_for_reader(error, error.stream or subject, location)
+    # gRPC never ends a call whose message has half of a surrogate pair, as a name in JSON may.
+    text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) > _MAX_MESSAGE_CHARACTERS:
         text = text[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
     return getattr(grpc.StatusCode, code, grpc.StatusCode.UNKNOWN), text

@@ -9,6 +9,7 @@ from contextlib import suppress
 from socket import socket
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -121,7 +122,10 @@ class BoundedConnection(H11Protocol):
             if self.cycle.response_started:
                 self.transport.abort()
                 return
-        super().send_400_response(msg)
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:  # the response to HEAD has no body
+            self.transport.close()
 
     def abort_if_idle(self) -> None:
         """Close the connection at once, unless a response is on its way."""
