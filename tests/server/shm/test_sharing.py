@@ -303,17 +303,20 @@ def test_a_removed_dataset_leaves_the_store_and_no_stream_for_another() -> None:
 def test_a_reader_that_leaves_early_does_not_keep_a_removed_dataset() -> None:
     store = RegionStore(1 << 20, 100, ChunkSizes(1, 1))
     dataset = TableDataset(make_number_batches(3))
-    end = 0
-    for index in range(2):  # the second reader continues where the first one has left
+
+    def read_chunk(dataset: TableDataset, index: int, offset: int) -> int:
         open_source = partial(dataset.open, Request("d"), Encoding())
         stream = store.acquire(dataset, "key", open_source, "d")
-        chunk = stream.chunk(index, end)
+        chunk = stream.chunk(index, offset)
         assert isinstance(chunk, Chunk)
-        end = chunk.memory.size
         store.release(stream)
+        return chunk.memory.size
+
+    end = read_chunk(dataset, 0, 0)
+    read_chunk(dataset, 1, end)  # this reader continues where the first one has left
     assert store.nbytes > 0
     alive = weakref.ref(dataset)
-    del dataset, open_source, stream, chunk
+    del dataset
     gc.collect()
     assert alive() is None
     assert store.nbytes == 0
