@@ -120,6 +120,7 @@ class UcxChannel:
     def send_some(self) -> bool:
         """Send queued frames within the window; see `Channel.send_some`."""
         worker, sender = self._worker, self._sender
+        self._check_process()
         with worker.lock:
             self._check_open()
             self._room.clear()
@@ -155,6 +156,7 @@ class UcxChannel:
     def receive_some(self) -> list[IncomingFrame]:
         """Return the frames that have arrived; see `Channel.receive_some`."""
         frames: list[IncomingFrame] = []
+        self._check_process()
         with self._worker.lock:
             self._check_open()
             self._arrival.clear()
@@ -206,6 +208,13 @@ class UcxChannel:
                     return False
         return worker.arm_for(wakeup)
 
+    def _check_process(self) -> None:
+        if self._worker.is_inherited:
+            raise ConnectionLostError(
+                f"the connection with {self.peer} belongs to the process that this one was forked "
+                "from; open another one here"
+            )
+
     def _check_open(self) -> None:
         if self._closed:
             raise ConnectionLostError(f"the connection with {self.peer} is closed")
@@ -228,7 +237,13 @@ class UcxChannel:
         self._room.set()
 
     def close(self) -> None:
-        """Close. Pending messages still reach the peer if it receives them within a second."""
+        """Close. Pending messages still reach the peer if it receives them within a second.
+
+        A forked process leaves the connection to its parent.
+        """
+        if self._worker.is_inherited:
+            self._close_descriptors()
+            return
         with self._worker.lock:
             if self._closed:
                 return
@@ -260,6 +275,9 @@ class UcxChannel:
 
     def abort(self) -> None:
         """Close at once; see `Channel.abort`."""
+        if self._worker.is_inherited:
+            self._close_descriptors()
+            return
         with self._worker.lock:
             if not self._closed:
                 self._close_descriptors()

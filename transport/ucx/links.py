@@ -5,6 +5,7 @@ A channel that closes its link lingers for a bounded time, so that messages unde
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import suppress
@@ -68,6 +69,23 @@ def _run() -> None:
                 _closing.remove(item)
         pause = _MIN_PAUSE if finished else min(2 * pause, _MAX_PAUSE)
         time.sleep(pause)
+
+
+def _before_fork() -> None:
+    """Wait for connections that linger: a child with the workers of its parent cannot use UCX."""
+    thread = _thread
+    if thread is not None:
+        thread.join()
+
+
+def _after_fork() -> None:
+    """Leave to the parent what it has closed while it forked."""
+    global _lock, _thread
+    _lock, _thread = threading.Lock(), None
+    _closing.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 def retain(memory: list[object]) -> None:

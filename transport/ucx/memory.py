@@ -81,7 +81,7 @@ def _map(context: Any, params: Any, created: Any) -> int:
 
     Elsewhere the library page-locks host memory too, which fails if it is mapped for reading only.
     """
-    if not list_device_types(context) - {1}:
+    if list_device_types(context) <= {1}:
         return ucp.ucp_mem_map(context, params, created)
     results: list[int] = []
     thread = Thread(target=lambda: results.append(ucp.ucp_mem_map(context, params, created)))

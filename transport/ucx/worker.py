@@ -43,6 +43,22 @@ _MAX_CLOSE_STEPS = 1000
 _MAX_LAST_STEPS = 1000
 
 
+_open_workers: set[int] = set()
+"""The identities of the workers of this process that are not destroyed."""
+_lacks_thread = False
+"""Whether the library lacks the thread that it had when this process was forked. The library runs
+it while there are workers, and does not start it again."""
+
+
+def _after_fork() -> None:
+    global _lacks_thread
+    _lacks_thread = _lacks_thread or bool(_open_workers)
+    _open_workers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def create_timer() -> int:
     """Return the descriptor of a new timer, which is not started. The caller closes it."""
     timer = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
@@ -174,10 +190,17 @@ def on_connection_request(request: Any, arg: Any) -> None:
 class Worker:
     """A worker. Hold `lock` to call its methods; any thread may do so.
 
-    Raises `TransportError` if there are not enough descriptors or memory.
+    Raises `TransportError` if there are not enough descriptors or memory, or if this process was
+    forked from one with workers.
     """
 
     def __init__(self, limit: int, *, plain: bool = False, reach: Reach = Reach.HOST) -> None:
+        if _lacks_thread:
+            raise TransportError(
+                "UCX cannot be used in this process, because it was forked from one with open "
+                "connections or listeners of UCX; close them before the fork, or start the process "
+                "with the method spawn or forkserver"
+            )
         _check_free_descriptors()
         self.lock = threading.RLock()
         """Held around every call of the library for this worker."""
@@ -187,6 +210,7 @@ class Worker:
         """The events that the callbacks recorded."""
         self.callback_argument = ffi.new_handle(self.events)
         """The argument by which callbacks find `events`."""
+        self._process = os.getpid()
         self._info = ffi.new("ucp_tag_recv_info_t *")
         params = ffi.new("ucp_worker_params_t *")
         params.field_mask = _FIELD_THREAD_MODE | _FIELD_EVENTS | _FIELD_FLAGS
@@ -199,6 +223,7 @@ class Worker:
             raise TransportError(f"UCX cannot create a worker: {describe(status)}")
         self.handle: Any = created[0]
         """The library's handle; None once destroyed."""
+        _open_workers.add(id(self))
         try:
             descriptor = ffi.new("int *")
             status = ucp.ucp_worker_get_efd(self.handle, descriptor)
@@ -220,6 +245,14 @@ class Worker:
         status = ucp.ucp_worker_set_am_recv_handler(self.handle, handler)
         if status != OK:
             raise TransportError(f"UCX cannot receive active messages: {describe(status)}")
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it belongs to the parent of this process, which was forked.
+
+        Both use the same descriptors, so this process must not call the library for the worker.
+        """
+        return self._process != os.getpid()
 
     def progress(self) -> bool:
         """Do some of the pending work and return whether there was any."""
@@ -281,6 +314,7 @@ class Worker:
                 ucp.ucp_am_data_release(handle, data)
             self.events.rendezvous.clear()
             ucp.ucp_worker_destroy(handle)
+            _open_workers.discard(id(self))
 
 
 def _check_free_descriptors() -> None:

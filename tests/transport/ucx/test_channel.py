@@ -39,6 +39,8 @@ def is_readable(descriptor: int, seconds: float = 0) -> bool:
 class Worker:
     """A worker that makes progress as often as `work` states, and does `tasks` meanwhile."""
 
+    is_inherited = False
+
     def __init__(self, descriptor: int) -> None:
         self.handle = "worker"
         self.context = "context"

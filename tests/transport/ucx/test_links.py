@@ -254,6 +254,42 @@ def test_a_forked_child_makes_its_own_connections(server: splitarrow.Server) -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, "kept at exit: 0\n", "")
 
 
+FORK_WITH_STREAM = """
+import gc, os, sys
+import splitarrow
+
+stream = splitarrow.open(sys.argv[1], batch_rows=100)
+taken = [next(stream) for _ in range(2)]
+(channel,) = stream._reader.channels.values()
+for way in ("close", "drop"):
+    process = os.fork()
+    if process:
+        assert os.waitpid(process, 0)[1] == 0
+        continue
+    for use in (lambda: splitarrow.open(sys.argv[1]), channel.receive_some):
+        try:
+            use()
+        except splitarrow.errors.SplitArrowError as error:
+            print(error, flush=True)
+    if way == "close":
+        stream.close()
+    del stream, taken, channel, use
+    gc.collect()
+    sys.exit(0)
+rows = sum(batch.num_rows for batch in [*taken, *stream])
+with splitarrow.open(sys.argv[1]) as again:
+    assert again.read_all().num_rows == rows
+"""
+
+
+def test_a_forked_child_leaves_an_open_stream_to_its_parent(server: splitarrow.Server) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK_WITH_STREAM, server.uri("fill9")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("forked from one with open connections") == 2
+    assert done.stdout.count("belongs to the process that this one was forked from") == 2
+
+
 class Script:
     """A server that treats the first connection as a test states, and serves the others."""
 

@@ -102,3 +102,13 @@ def test_a_forked_child_releases_what_it_retains(monkeypatch: pytest.MonkeyPatch
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_waits_for_what_lingers() -> None:
+    connection = Closing(20)
+    links.linger(connection)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not connection.left and links._thread is None else 1)
+    assert os.waitpid(child, 0)[1] == 0

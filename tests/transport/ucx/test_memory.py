@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,11 +25,18 @@ class Library:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.statuses: dict[str, int] = {}
         self.maps: list[Any] = []
+        self.threads: list[threading.Thread] = []
+        self.memory_types = 1
         self.calls: list[Any] = []
         self.key = ffi.new("char[]", b"packed key")
         monkeypatch.setattr(memory, "ucp", self)
 
+    def ucp_context_query(self, context: Any, attributes: Any) -> int:
+        attributes.memory_types = self.memory_types
+        return OK
+
     def ucp_mem_map(self, context: Any, params: Any, created: Any) -> int:
+        self.threads.append(threading.current_thread())
         address = int(ffi.cast("uintptr_t", params.address))
         self.maps.append((context, address, read_numbers(params)))
         created[0] = ffi.cast("ucp_mem_h", 4096)
@@ -79,6 +87,16 @@ def test_a_region_is_registered_for_reading_once_per_context(
     del first
     region.registrations.clear()
     assert sorted(library.calls) == [("unmap", "context", 4096), ("unmap", "other", 4096)]
+
+
+@pytest.mark.parametrize(("memory_types", "is_own"), [(1, True), (3, False)])
+def test_a_library_with_devices_registers_on_a_thread_without_one(
+    monkeypatch: pytest.MonkeyPatch, memory_types: int, is_own: bool
+) -> None:
+    library = Library(monkeypatch)
+    library.memory_types = memory_types
+    assert Registration("context", 1 << 20, 1).key == b"packed key"
+    assert [each is threading.current_thread() for each in library.threads] == [is_own]
 
 
 def test_a_forked_child_leaves_registered_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
