@@ -6,6 +6,7 @@ not a ``pyarrow.Array``, but an `ArrayLayout` with buffers that only have addres
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -72,14 +73,14 @@ class ArrayLayout:
 
     def move(self, place: Callable[[pa.Buffer], pa.Buffer]) -> ArrayLayout:
         """Return the same array in other buffers: `place` gets each that is not empty."""
-        return replace(
-            self,
-            buffers=tuple(
-                place(buffer) if buffer is not None and buffer.size else buffer
-                for buffer in self.buffers
-            ),
-            children=tuple(child.move(place) for child in self.children),
-            dictionary=self.dictionary and self.dictionary.move(place),
+        buffers = [place(each) if each is not None and each.size else each for each in self.buffers]
+        return ArrayLayout(
+            self.type,
+            self.length,
+            self.null_count,
+            tuple(buffers),
+            tuple([child.move(place) for child in self.children]) if self.children else (),
+            self.dictionary and self.dictionary.move(place),
         )
 
     def slice(self, begin: int, length: int) -> ArrayLayout:
@@ -155,11 +156,14 @@ def find_value_width(kind: Any) -> int:
 
 def without_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the batch, with copies of those of its columns that have an offset."""
+    found = batch.columns
+    # With one array alone, pyarrow would return that array.
     columns = [
-        # With one array alone, pyarrow would return that array.
         column if _has_no_offset(column) else pa.concat_arrays([column, column[:0]])
-        for column in batch.columns
+        for column in found
     ]
+    if all(map(operator.is_, columns, found)):
+        return batch
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 

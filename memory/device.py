@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -218,18 +219,45 @@ def _explain(driver: Any, error: Any) -> str:
     return text.decode(errors="replace")
 
 
+_thread = threading.local()
+"""The context that `_use_context` has made current on this thread."""
+
+
 @contextmanager
 def _use_context(context: Any) -> Generator[None]:
+    """Make a context current, and let calls pass while any thread captures a graph.
+
+    In the mode `RELAXED`, calls that a capture of another thread forbids do not invalidate it.
+    """
+    if getattr(_thread, "context", None) is context:
+        yield
+        return
+    outer = getattr(_thread, "context", None)
     call("cuCtxPushCurrent", context)
+    mode = _exchange_capture_mode(None)
+    _thread.context = context
     try:
         yield
     finally:
+        _thread.context = outer
+        _exchange_capture_mode(mode)
         call("cuCtxPopCurrent")
 
 
-def _release(context: Any, function: str, handle: Any) -> None:
+def _exchange_capture_mode(mode: Any) -> Any:
+    """Set the capture mode of this thread, `RELAXED` for None, and return the one before."""
+    driver, _ = _initialize()
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    try:
+        _, before = driver.cuThreadExchangeStreamCaptureMode(relaxed if mode is None else mode)
+    except RuntimeError:  # the driver has no such function
+        return None
+    return before
+
+
+def _release(device: CudaDevice, function: str, handle: Any) -> None:
     """Destroy an object. A forked child leaves it to its parent."""
-    with suppress(SplitArrowError), _use_context(context):
+    with suppress(SplitArrowError), device.current():
         call(function, handle)
 
 
@@ -305,9 +333,7 @@ class CudaEvent:
         with device.current():
             flags = load_driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
             self._event = call("cuEventCreate", flags)
-            self._release = weakref.finalize(
-                self, _release, device.context, "cuEventDestroy", self._event
-            )
+            self._release = weakref.finalize(self, _release, device, "cuEventDestroy", self._event)
             self._release.atexit = False
             call("cuEventRecord", self._event, stream)
 
@@ -394,7 +420,10 @@ class CudaDevice:
     @property
     def uuid(self) -> bytes:
         """The UUID of the device, or of the MIG instance."""
-        return bytes(call("cuDeviceGetUuid_v2", self._device).bytes)
+        # Bindings of CUDA 13 have one name for both versions of the function.
+        name = "cuDeviceGetUuid_v2"
+        found = name if hasattr(load_driver(), name) else "cuDeviceGetUuid"
+        return bytes(call(found, self._device).bytes)
 
     def find_allocation(self, address: int) -> tuple[int, int]:
         """Return the beginning and the size of the allocation that contains an address."""
@@ -490,6 +519,7 @@ class CudaDevice:
 
 
 def _release_device(device: Any, context: Any, stream: Any) -> None:
-    _release(context, "cuStreamDestroy", stream)
-    with suppress(SplitArrowError):
+    with suppress(SplitArrowError):  # a forked child leaves it to its parent
+        with _use_context(context):
+            call("cuStreamDestroy", stream)
         call("cuDevicePrimaryCtxRelease", device)

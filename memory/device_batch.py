@@ -124,9 +124,8 @@ class DeviceColumn:
     """A column in the memory of a device.
 
     PyTorch, CuPy and JAX take it without a copy: ``torch.from_dlpack(batch["x"])``. That works for
-    integers and floating-point numbers without nulls, and with ``__cuda_array_interface__`` also
-    for lists of them of a fixed size. All other columns are exported with the whole batch, by
-    Arrow's C device interface.
+    integers and floating-point numbers without nulls, and for lists of them of a fixed size. All
+    other columns are exported with the whole batch, by Arrow's C device interface.
     """
 
     def __init__(self, name: str, array: ArrayLayout, residence: Residence) -> None:
@@ -168,17 +167,11 @@ class DeviceColumn:
         """Return a DLPack capsule. The consumer's stream waits for the copies to the device.
 
         Raises `BufferError` if a copy, or another device, is requested. Raises `UsageError` if the
-        column has nulls, or is not one of numbers, or has more than one dimension.
+        column has nulls, or is not one of numbers or of lists of them of a fixed size.
         """
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError(f"a column on {self.device} is exported there, without a copy")
         self._check_numbers()
-        if self._array.children:
-            raise UsageError(
-                f"the column {self._name!r} has the type {self.type}, which leaves through "
-                "__cuda_array_interface__ or __arrow_c_device_array__ only; DLPack exports columns "
-                "of one dimension"
-            )
         capsule = dlpack_capsule(
             self._array,
             self._residence.device,

@@ -29,7 +29,7 @@ from .pinned import (
     default_pinned_memory,
     find_staging,
 )
-from .pool import BlockPool
+from .pool import BlockPool, keep_until_collected
 
 DEFAULT_BUDGET = 4 << 30
 _PENDING_BYTES = 256 << 20
@@ -74,6 +74,10 @@ class DeviceCopier:
         Raises `LimitError` if the batches that the consumer holds have spent the budget of the
         device.
         """
+        with self._device.current():
+            return self._copy(batch)
+
+    def _copy(self, batch: pa.RecordBatch) -> DeviceBatch:
         self._drop_copied()
         batch = without_offsets(batch)
         columns = [ArrayLayout.of(column) for column in batch.columns]
@@ -194,6 +198,7 @@ class DeviceMemory:
         self.staging = staging
         limit = getattr(staging, "budget", 4 * _PENDING_BYTES)
         self._registrations = HostRegistrations(device, limit)
+        keep_until_collected(self._registrations, device)
         self._pool = BlockPool(device.allocate, device.free, size, f"the memory of {device.name}")
 
     @property

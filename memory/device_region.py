@@ -9,8 +9,8 @@ import queue
 import sys
 import threading
 import time
-import weakref
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
@@ -61,24 +61,62 @@ class DeviceExport:
         return self._offsets[index] + address - self._bases[index]
 
 
-class _Allocation:
-    """An allocation that this process has opened, until the object is collected."""
+class _OpenAllocations:
+    """The allocations that this process has opened: each once, whoever uses it.
 
-    def __init__(self, device: Device, handle: bytes, nbytes: int) -> None:
-        self._device = device
-        self.address = device.open_allocation(handle, nbytes)
+    CUDA may unmap an allocation that one thread opens while another one closes it. So one thread
+    at a time does either. Finalizers do not wait for it, but leave to it what they close.
+    """
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        address = getattr(self, "address", 0)
-        if address and not is_finalizing():
-            with contextlib.suppress(SplitArrowError):  # CUDA is shutting down
-                self._device.close_allocation(address)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[int, bytes], tuple[int, int, int]] = {}
+        """The address, the size, and the number of users, by the device's number and the handle."""
+        self._unused: deque[tuple[Device, list[bytes], int]] = deque()
+
+    def open(self, device: Device, handle: bytes, nbytes: int) -> int:
+        """Return the address of an allocation; see `Device.open_allocation`."""
+        key = (device.index, handle)
+        try:
+            with self._lock:
+                address, size, users = self._open.get(key, (0, 0, 0))
+                if not users:
+                    address, size = device.open_allocation(handle, nbytes), nbytes
+                if nbytes > size:
+                    raise SplitArrowError(f"an allocation has {size} bytes, not {nbytes}")
+                self._open[key] = (address, size, users + 1)
+        finally:
+            self._close_unused()
+        return address
+
+    def close(self, device: Device, handles: list[bytes], connection: int) -> None:
+        """Undo `open`, and then close a descriptor, unless it is -1. Safe in finalizers."""
+        self._unused.append((device, handles, connection))
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        while self._unused and self._lock.acquire(blocking=False):
+            try:
+                while self._unused:
+                    self._close_next()
+            finally:
+                self._lock.release()
+
+    def _close_next(self) -> None:
+        device, handles, connection = self._unused.popleft()
+        for handle in handles:
+            key = (device.index, handle)
+            address, size, users = self._open.pop(key)
+            if users > 1:
+                self._open[key] = (address, size, users - 1)
+                continue
+            with contextlib.suppress(SplitArrowError):  # a forked child leaves it to its parent
+                device.close_allocation(address)
+        if connection >= 0:
+            os.close(connection)
 
 
-_allocations: weakref.WeakValueDictionary[tuple[int, bytes], _Allocation] = (
-    weakref.WeakValueDictionary()
-)
-"""The open allocations, by the number of the device and the handle: each is opened once."""
+_ALLOCATIONS = _OpenAllocations()
 _lock = threading.Lock()
 
 
@@ -93,42 +131,30 @@ class DeviceRegion:
 
     def __init__(self, device: Device, handles: DeviceHandles, connection: int = -1) -> None:
         self._connection = connection
-        self._allocations: list[_Allocation] = []
+        self._handles: list[bytes] = []
+        self._addresses: list[int] = []
+        self._device = device
         if (handles.type_code, handles.device) != (device.type_code, device.uuid):
             raise ConnectError(
                 f"the server's data is on another device than {device.name}, which cannot open it"
             )
-        self._device = device
         self.size = handles.size
         """The size in bytes."""
         sizes = [nbytes for _, nbytes in handles.allocations]
         self._ends = list(accumulate(sizes))
         try:
-            self._allocations = [self._open(*each) for each in handles.allocations]
+            for handle, nbytes in handles.allocations:
+                self._addresses.append(_ALLOCATIONS.open(device, handle, nbytes))
+                self._handles.append(handle)
         except (SplitArrowError, MemoryError) as error:
             raise ConnectError(
                 f"the server's data on {device.name} cannot be opened by this process: {error}"
             ) from None
         _RETURNS.start()
 
-    def _open(self, handle: bytes, nbytes: int) -> _Allocation:
-        key = (self._device.index, handle)
-        with _lock:
-            found = _allocations.get(key)
-            if found is None:
-                found = _allocations[key] = _Allocation(self._device, handle, nbytes)
-        return found
-
-    def __del__(
-        self,
-        is_finalizing: Callable[[], bool] = sys.is_finalizing,
-        close: Callable[[int], None] = os.close,
-    ) -> None:
-        if is_finalizing():
-            return
-        self._allocations.clear()
-        if self._connection >= 0:
-            close(self._connection)
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():
+            _ALLOCATIONS.close(self._device, self._handles, self._connection)
 
     def locate(self, offset: int, nbytes: int) -> int:
         """Return the address of a span; raise `ProtocolError` if not within one allocation."""
@@ -139,7 +165,7 @@ class DeviceRegion:
                 f"{self.size} bytes"
             )
         begin = self._ends[index - 1] if index else 0
-        return self._allocations[index].address + offset - begin
+        return self._addresses[index] + offset - begin
 
     def lease(self, lease: object) -> LeasedBlock:
         """Return what keeps the region open, and a lease, while a batch uses them."""

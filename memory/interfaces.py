@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -165,11 +166,16 @@ def dlpack_capsule(
     *,
     is_read_only: bool = False,
 ) -> object:
-    """Return a DLPack capsule of an array of numbers without nulls.
+    """Return a DLPack capsule of numbers, or of lists of them of a fixed size, without nulls.
 
     `None` is the version before 1.0, whose capsules cannot be marked as read-only.
     """
-    numbers: Any = ArrayLayout(array.type, array.length, 0, (None, array.buffers[1])).to_array()
+    leaf, shape = _find_shape(array)
+    strides = [math.prod(shape[index + 1 :]) for index in range(len(shape))]
+    dimensions = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
+    data = leaf.buffers[1] or _SCRATCH
+    owned = pa.foreign_buffer(data.address, data.size, (data, dimensions))
+    numbers: Any = ArrayLayout(leaf.type, math.prod(shape), 0, (None, owned)).to_array()
     capsule = None
     if max_version is not None and max_version >= (1, 0):
         # Versions of pyarrow before 26 know no other capsule than that before 1.0.
@@ -186,18 +192,27 @@ def dlpack_capsule(
             managed.flags &= ~_DLPACK_READ_ONLY
         tensor = managed.tensor
     tensor.device = DLDevice(device.type_code, device.index)
+    # The capsule of pyarrow has one dimension. It keeps the buffer, and so these.
+    tensor.ndim, tensor.shape = len(shape), ctypes.addressof(dimensions)
+    tensor.strides = tensor.shape + ctypes.sizeof(dimensions) // 2
     return capsule
 
 
-def array_interface(array: ArrayLayout, *, is_read_only: bool = False) -> dict[str, Any]:
-    """Return the CUDA array interface of numbers, or of fixed-size lists, without its stream."""
+def _find_shape(array: ArrayLayout) -> tuple[ArrayLayout, tuple[int, ...]]:
+    """Return the numbers in an array of them, or of lists of a fixed size, and its shape."""
     shape = [array.length]
     while array.children:
         shape.append(array.storage_type.list_size)
         array = array.children[0]
+    return array, tuple(shape)
+
+
+def array_interface(array: ArrayLayout, *, is_read_only: bool = False) -> dict[str, Any]:
+    """Return the CUDA array interface of numbers, or of fixed-size lists, without its stream."""
+    array, shape = _find_shape(array)
     data = array.buffers[1]
     return {
-        "shape": tuple(shape),
+        "shape": shape,
         "typestr": array.type.to_pandas_dtype()().dtype.str,
         "data": (data.address if data is not None else 0, is_read_only),
         "strides": None,

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import sys
 import threading
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -78,6 +79,7 @@ class BlockPool:
         self.allocated_bytes = 0
         """The size of all memory, whether in use or kept, in bytes."""
         self._has_ended = False
+        keep_until_collected(self, free)
 
     def acquire(self, nbytes: int) -> PoolBlock:
         """Return a block of at least `nbytes` bytes; raise `MemoryError` if there is no memory."""
@@ -155,6 +157,14 @@ class BlockPool:
         self._collect()
         with contextlib.suppress(SplitArrowError):  # a forked child leaves memory to its parent
             self._free_idle(0)
+
+
+def keep_until_collected(user: object, kept: object) -> None:
+    """Keep an object until its user has been collected, also if both are garbage together.
+
+    Otherwise, the finalizer of a device could run before that of memory which is freed on it.
+    """
+    weakref.finalize(user, id, kept).atexit = False
 
 
 def wrap_block(block: PoolBlock, nbytes: int) -> pa.Buffer:

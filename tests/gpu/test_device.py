@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import mmap
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +145,7 @@ def test_a_dataset_of_pytorch_yields_tensors_of_the_device(
     )
     path = write_file(tmp_path / "data.arrow", table, batch_rows=10_000)
     options: dict[str, Any] = {"batch_rows": 4096, "shuffle": shuffle, "rank": 0, "world_size": 1}
+    options["on_null"] = "mask"
     with Daemon({"data": path}, listen=[scheme], control="grpc://127.0.0.1:0") as daemon:
         arguments = (str(daemon.control_uri), "data")
         expected = list(stream_dataset(*arguments, **options))
@@ -201,6 +205,37 @@ def test_tensors_of_pytorch_are_served() -> None:
             arrays = stream.to_numpy()
         assert (arrays["m"] == matrix.cpu().numpy()).all()
         assert (arrays["n"] == numbers.cpu().numpy()).all()
+
+
+@pytest.mark.parametrize("scheme", ["shm://", "tcp://127.0.0.1:0"])
+def test_a_matrix_of_another_process_enters_pytorch(memory: CudaMemory, scheme: str) -> None:
+    torch: Any = pytest.importorskip("torch")
+    program = f"""
+        import sys
+        import torch
+        import splitarrow
+
+        matrix = torch.arange(300_000, device="cuda:0").reshape(-1, 3)
+        with splitarrow.serve({{"data": {{"m": matrix}}}}, listen="{scheme}") as server:
+            print(server.uri("data"), flush=True)
+            sys.stdin.read()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            uri = process.stdout.readline().strip()
+            with splitarrow.open(uri, memory=memory) as stream:
+                batches: list[Any] = list(stream)
+            assert bool(memory.used_bytes) == (scheme != "shm://")
+            found = torch.cat([torch.from_dlpack(batch["m"]) for batch in batches])
+            assert torch.equal(found.cpu(), torch.arange(300_000).reshape(-1, 3))
+            batches.clear()
+        finally:
+            process.stdin.close()
 
 
 class CudaArray:

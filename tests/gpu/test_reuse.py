@@ -13,6 +13,7 @@ import pytest
 import splitarrow
 from helpers import cuda
 from splitarrow.memory import CudaMemory, PinnedMemory
+from splitarrow.memory.device import load_driver
 from splitarrow.memory.interfaces import DLTensor, find_pointer
 
 pytestmark = pytest.mark.gpu
@@ -89,3 +90,49 @@ def test_a_copier_that_is_garbage_waits_for_its_copies() -> None:
     del garbage
     gc.collect()  # destroys the events before it asks the copier to end
     assert memory.used_bytes == 0
+
+
+def test_memory_and_its_device_may_be_garbage_together() -> None:
+    code = """
+        import gc
+        import numpy as np
+        import pyarrow as pa
+        from helpers import cuda
+        from splitarrow.memory import CudaMemory, PinnedMemory
+
+        program = cuda.Program()
+        memory = CudaMemory(budget="16MiB", staging=PinnedMemory("16MiB"))
+        memory.open_copier().copy(pa.record_batch({"n": np.arange(100_000)}))
+        garbage = [memory]
+        garbage.append(garbage)
+        del memory, garbage
+        gc.collect()
+        gc.collect()  # what the first collection has dropped
+        print(sum(cuda.count_live().values()) if cuda.is_checking() else 0)
+    """
+    assert cuda.check_program(code) == "0\n"
+
+
+def test_reads_do_not_disturb_the_capture_of_a_graph() -> None:
+    program = cuda.Program()
+    stream = program.open_stream()
+    table = pa.table({"n": pa.array(np.arange(ROWS))})
+    memory = CudaMemory(budget="16MiB", staging=PinnedMemory("32MiB"))
+    rows: list[int] = []
+    with splitarrow.serve({"data": table}, listen="tcp://127.0.0.1:0") as server:
+
+        def read() -> None:
+            with splitarrow.open(
+                server.uri("data"), batch_rows=BATCH_ROWS, memory=memory
+            ) as batches:
+                batch: Any
+                for batch in batches:
+                    batch.wait()
+                    rows.append(batch.num_rows)
+
+        cuda.call("cuStreamBeginCapture", stream, load_driver().CUstreamCaptureMode(0))  # global
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+        cuda.call("cuStreamEndCapture", stream)
+    assert sum(rows) == ROWS

@@ -121,9 +121,30 @@ def test_other_columns_do_not_leave_as_arrays(array: pa.Array, reason: str) -> N
         copy(pa.record_batch({"c": array}))["c"].__dlpack__()
 
 
-def test_lists_do_not_leave_through_dlpack() -> None:
-    with pytest.raises(UsageError, match=r"the column 'm' .* leaves through __cuda_array_inter"):
-        copy(pa.record_batch({"m": MATRIX}))["m"].__dlpack__()
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("max_version", [None, (1, 0)])
+def test_lists_of_a_fixed_size_leave_through_dlpack_with_their_shape(
+    rows: int, max_version: Any
+) -> None:
+    values = np.arange(rows * 6, dtype=np.int16).reshape(rows, 3, 2)
+    inner = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 2)
+    column = pa.FixedSizeListArray.from_arrays(inner, 3)
+    memory = TrapMemory(device=HostDevice())
+    batch = copy(pa.record_batch({"m": column}), memory)
+    batch.wait()
+    exported = batch["m"]
+
+    class Source:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return exported.__dlpack_device__()
+
+        def __dlpack__(self, **_: Any) -> object:
+            return exported.__dlpack__(max_version=max_version)
+
+    array = np.from_dlpack(Source())  # type: ignore[arg-type]
+    del batch
+    assert array.tolist() == values.tolist()
+    assert array.shape == (rows, 3, 2)
 
 
 @pytest.mark.parametrize("request_", [{"copy": True}, {"dl_device": (1, 0)}])

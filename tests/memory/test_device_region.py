@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pyarrow as pa
@@ -63,6 +64,53 @@ def test_what_cannot_be_opened_is_explained() -> None:
     with pytest.raises(ConnectError, match="cannot be opened by this process: the allocation is"):
         DeviceRegion(reader, larger)
     assert reader.opened == reader.closed == 0
+
+
+def test_an_allocation_is_not_opened_while_it_is_closed() -> None:
+    """CUDA may unmap what one thread opens beside the close of another thread."""
+    events: list[str] = []
+    is_closing, may_close = threading.Event(), threading.Event()
+
+    class SlowDevice(TrapDevice):
+        def open_allocation(self, handle: bytes, nbytes: int) -> int:
+            events.append("open")
+            return super().open_allocation(handle, nbytes)
+
+        def close_allocation(self, address: int) -> None:
+            is_closing.set()
+            may_close.wait(10)
+            super().close_allocation(address)
+            events.append("closed")
+
+    exported, _ = export(TrapDevice(), 4096)
+    device, regions = SlowDevice(), list[DeviceRegion]()
+    regions.append(DeviceRegion(device, exported.handles))
+    closer = threading.Thread(target=regions.clear)
+    closer.start()
+    assert is_closing.wait(10)
+    opener = threading.Thread(target=lambda: regions.append(DeviceRegion(device, exported.handles)))
+    opener.start()
+    opener.join(0.05)
+    may_close.set()
+    closer.join()
+    opener.join()
+    regions.clear()
+    assert events == ["open", "closed", "open", "closed"]
+
+
+def test_two_regions_share_an_allocation() -> None:
+    exported, _ = export(TrapDevice(), 4096)
+    reader = TrapDevice()
+    first = DeviceRegion(reader, exported.handles)
+    second = DeviceRegion(reader, exported.handles)
+    assert (reader.opened, first.locate(0, 1)) == (1, second.locate(0, 1))
+    larger = exported.handles._replace(allocations=((exported.handles.allocations[0][0], 8192),))
+    with pytest.raises(ConnectError, match="an allocation has 4096 bytes, not 8192"):
+        DeviceRegion(reader, larger)
+    del first
+    assert reader.closed == 0
+    del second
+    assert reader.closed == 1
 
 
 def test_what_cannot_be_exported_is_refused() -> None:

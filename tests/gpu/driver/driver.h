@@ -48,6 +48,7 @@ void close_files_of_parent(void);
 bool is_pageable(struct area *area);
 
 /* streams.c */
+CUresult check_capture(void); /* invalidate a capture, unless the mode of this thread permits all */
 bool is_used_by_queue(struct area *area);
 void drain_device(int device);
 void release_streams_of(int device);

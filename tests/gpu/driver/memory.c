@@ -81,6 +81,7 @@ static void remove_area(struct area *area) {
 static CUresult allocate_on_device(CUdeviceptr *address, size_t nbytes, enum kind kind) {
   int device;
   TRY(enter_context(&device));
+  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   uint64_t limit = read_setting("CHECKING_DRIVER_MEMORY", 4l << 30);
   if (!nbytes) return leave(CUDA_ERROR_INVALID_VALUE);
   if (used[device] + nbytes > limit) return leave(CUDA_ERROR_OUT_OF_MEMORY);
@@ -148,6 +149,7 @@ static CUresult free_on_device(CUdeviceptr address, const char *function) {
   int device;
   if (!address) return CUDA_SUCCESS;
   TRY(enter_context(&device));
+  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   struct area *area = find_area(address);
   bool is_whole = area && area->begin == address && area->kind <= MANAGED;
   if (!is_whole) misuse("%s(%#llx): no allocation begins there", function, address);
@@ -184,6 +186,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr *begin, size_t *size, CUdeviceptr addr
 CUresult cuMemHostAlloc(void **address, size_t nbytes, unsigned flags) {
   int device;
   TRY(enter_context(&device));
+  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   if (!nbytes) return leave(CUDA_ERROR_INVALID_VALUE);
   uint64_t found;
   char *data = map_host(nbytes, &found);
@@ -198,6 +201,7 @@ CUresult cuMemAllocHost(void **address, size_t nbytes) { return cuMemHostAlloc(a
 CUresult cuMemFreeHost(void *address) {
   int device;
   TRY(enter_context(&device));
+  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   struct area *area = find_area((uint64_t)address);
   if (!area || area->kind != PINNED || area->begin != (uint64_t)address)
     misuse("cuMemFreeHost(%p): no allocation begins there", address);
@@ -225,6 +229,7 @@ static bool are_mapped(uint64_t begin, uint64_t end, bool writable) {
 CUresult cuMemHostRegister(void *address, size_t nbytes, unsigned flags) {
   int device;
   TRY(enter_context(&device));
+  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   bool read_only = flags & CU_MEMHOSTREGISTER_READ_ONLY;
   uint64_t begin = (uint64_t)address, end = begin + nbytes;
   if (!nbytes) return leave(CUDA_ERROR_INVALID_VALUE);
@@ -241,6 +246,7 @@ CUresult cuMemHostRegister(void *address, size_t nbytes, unsigned flags) {
 CUresult cuMemHostUnregister(void *address) {
   int device;
   TRY(enter_context(&device));
+  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   struct area *area = find_area((uint64_t)address);
   if (!area || area->kind != REGISTERED || area->begin != (uint64_t)address)
     return leave(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
@@ -357,6 +363,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
 CUresult cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags) {
   int device;
   TRY(enter_context(&device));
+  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   struct handle wanted;
   memcpy(&wanted, &handle, sizeof wanted);
   if (memcmp(wanted.magic, MAGIC, sizeof MAGIC)) return leave(CUDA_ERROR_INVALID_VALUE);
@@ -395,6 +402,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigne
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
   int device;
   TRY(enter_context(&device));
+  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   struct area *area = find_area(address);
   if (!area || area->kind != OPENED || area->begin != address)
     misuse("cuIpcCloseMemHandle(%#llx): no opened memory begins there", address);

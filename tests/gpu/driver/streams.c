@@ -269,6 +269,26 @@ CUresult cuMemsetD8Async(CUdeviceptr target, unsigned char value, size_t nbytes,
   return leave(CUDA_SUCCESS);
 }
 
+/* One capture at a time, whose graph stays empty. */
+static struct {
+  struct stream *stream;
+  bool is_invalid;
+} capture;
+static __thread CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+CUresult check_capture(void) {
+  if (!capture.stream || capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
+  capture.is_invalid = true;
+  return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+  CUstreamCaptureMode before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
+  return CUDA_SUCCESS;
+}
+
 CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
   int device;
   TRY(enter_context(&device));
@@ -295,6 +315,7 @@ CUresult cuStreamDestroy(CUstream handle) {
 CUresult cuStreamSynchronize(CUstream handle) {
   int device;
   TRY(enter_context(&device));
+  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   struct stream *stream = resolve(handle, device);
   if (!stream) return leave(CUDA_ERROR_INVALID_HANDLE);
   order_with_legacy(stream);
@@ -310,11 +331,35 @@ CUresult cuStreamQuery(CUstream handle) {
   return leave(stream->first ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
 }
 
+CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
+  int device;
+  TRY(enter_context(&device));
+  struct stream *stream = resolve(handle, device);
+  if (!stream) return leave(CUDA_ERROR_INVALID_HANDLE);
+  if (capture.stream || mode != CU_STREAM_CAPTURE_MODE_GLOBAL)
+    return leave(CUDA_ERROR_NOT_SUPPORTED);
+  capture.stream = stream;
+  capture.is_invalid = false;
+  return leave(CUDA_SUCCESS);
+}
+
+CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
+  int device;
+  TRY(enter_context(&device));
+  if (!capture.stream || resolve(handle, device) != capture.stream)
+    return leave(CUDA_ERROR_ILLEGAL_STATE);
+  capture.stream = NULL;
+  *graph = NULL;
+  return leave(capture.is_invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS);
+}
+
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
   int device;
   TRY(enter_context(&device));
-  if (!resolve(handle, device)) return leave(CUDA_ERROR_INVALID_HANDLE);
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  struct stream *stream = resolve(handle, device);
+  if (!stream) return leave(CUDA_ERROR_INVALID_HANDLE);
+  *status = stream == capture.stream ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                     : CU_STREAM_CAPTURE_STATUS_NONE;
   return leave(CUDA_SUCCESS);
 }
 
@@ -380,6 +425,7 @@ CUresult cuEventRecord(CUevent handle, CUstream target) {
 
 CUresult cuEventQuery(CUevent handle) {
   TRY(enter());
+  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   struct event *event = find_event(handle);
   if (!event) misuse("the event %p was destroyed before", (void *)handle);
   return leave(is_reached(event->point) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
@@ -387,6 +433,7 @@ CUresult cuEventQuery(CUevent handle) {
 
 CUresult cuEventSynchronize(CUevent handle) {
   TRY(enter());
+  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   struct event *event = find_event(handle);
   if (!event) misuse("the event %p was destroyed before", (void *)handle);
   wait_until(event->point);
