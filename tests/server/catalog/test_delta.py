@@ -77,6 +77,13 @@ def test_partition_columns_keep_their_place_type_and_special_characters(tmp_path
     assert found.to_pylist() == [{"t": "s", "place": "é=1"}]
 
 
+def test_the_files_have_the_order_of_their_folders(tmp_path: Path) -> None:
+    # As whole names, "p=a-b/" comes before "p=a/".
+    table = pa.table({"n": [0, 1, 2], "p": ["a-b", "a", "b"]})
+    write_deltalake(tmp_path, table, partition_by=["p"])
+    assert read_dataset(open_dataset(tmp_path)).table["p"].to_pylist() == ["a", "a-b", "b"]
+
+
 def test_columns_that_were_added_later_are_null_in_older_files(tmp_path: Path) -> None:
     write(tmp_path, range(2))
     later = pa.table({"added": [0.5], "n": [2]})

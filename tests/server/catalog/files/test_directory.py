@@ -82,6 +82,16 @@ def test_subfolders_are_read_and_hidden_names_are_ignored(tmp_path: Path) -> Non
     assert read_dataset(open_dataset(tmp_path)).batches == ALL
 
 
+def test_a_folder_and_its_pattern_have_one_order_folder_by_folder(tmp_path: Path) -> None:
+    names = ("a/x.arrow", "a/y/x.arrow", "a-b/x.arrow")  # as whole names, "a-b/" comes before "a/"
+    for number, name in enumerate(names):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        write_file(path, file_batches(number))
+    assert read_dataset(open_dataset(tmp_path)).batches == ALL
+    assert read_dataset(open_dataset(f"{tmp_path}/**/*.arrow")).batches == ALL
+
+
 def test_files_of_different_types_are_reencoded_if_their_schema_messages_differ(
     tmp_path: Path,
 ) -> None:
