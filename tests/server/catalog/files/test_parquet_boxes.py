@@ -145,6 +145,28 @@ def test_row_groups_outside_of_the_box_are_not_read(tmp_path):
     assert read_groups(path, (0, 50, 9, 60)) == ([], [])
 
 
+def test_the_box_is_that_of_the_column_and_not_of_a_field_before_it(tmp_path):
+    far = pa.array([write_wkb(1, (100 + x, 50)) for x, _ in POINTS])
+    structs: Any = pa.StructArray.from_arrays([TABLE["n"].combine_chunks(), far], ["a", "g"])
+    columns: dict[str, Any] = {"n": TABLE["n"], "s": structs, "geom": TABLE["geom"]}
+    plain = pa.table(columns)
+    logical = LogicalType(Kind.GEOMETRY)
+    file = edit_schema(
+        write_parquet(plain, row_group_size=SIDE),
+        {path: lambda element: annotate(element, logical) for path in ("geom", "s.g")},
+    )
+    footer = CompactReader(footer_of(file)).read_struct()
+    for x, group in enumerate(footer[4].content.items):
+        # The column `s` has the chunks 1 and 2, so "geom", the column 2, has the chunk 3.
+        for chunk, box in ((2, (100 + x, 100 + x, 50, 50)), (3, (x, x, 0, SIDE - 1))):
+            sides = {index + 1: Value(Type.DOUBLE, float(side)) for index, side in enumerate(box)}
+            metadata = group[1].content.items[chunk][3].content
+            metadata[17] = Value(Type.STRUCT, {1: Value(Type.STRUCT, sides)})
+    path = tmp_path / "grid.parquet"
+    path.write_bytes(with_footer(file, encode_struct(footer)))
+    assert read_groups(path, (2, 3, 5, 6)) == ([2, 3, 4, 5], expected((2, 3, 5, 6)))
+
+
 @pytest.mark.parametrize(
     "statistics",
     [

@@ -9,12 +9,15 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from helpers.catalog import read_dataset
+from helpers.parquet_files import edit_schema, field, footer_of, with_footer, write_parquet
 from splitarrow.filters import encode_filter
 from splitarrow.filters.ranges import UNKNOWN
+from splitarrow.formats.parquet.thrift import Type, Value
 from splitarrow.server.catalog.files import parquet
 from splitarrow.server.catalog.files.file_types import open_file
 from splitarrow.server.catalog.files.row_groups import read_range
@@ -108,3 +111,16 @@ def test_lists_have_no_range(tmp_path: Path) -> None:
     chunk = file.metadata.row_group(0).column(0)
     assert read_range(chunk, file.schema.column(0), pa.list_(pa.int64())) is UNKNOWN
     assert read_range(chunk, file.schema.column(0), pa.int64()) is UNKNOWN
+
+
+def test_bounds_of_a_type_without_a_known_order_rule_nothing_out(tmp_path: Path) -> None:
+    file = write_parquet(pa.table({"n": [0, 1, 2], "c": [b"bbb", b"mmm", b"zzz"]}))
+    later: dict[int, Any] = {99: Value(Type.STRUCT, {})}  # a type of a later version of the format
+    file = edit_schema(file, {"c": field(10, Type.STRUCT, later)})
+    # In the order of that type, "mmm" may be between these bounds.
+    file = with_footer(file, footer_of(file).replace(b"zzz", b"ccc"))
+    path = tmp_path / "later.parquet"
+    path.write_bytes(file)
+    dataset = open_file(path)
+    row_filter = encode_filter(pc.field("c") == b"mmm", dataset.schema)
+    assert read_dataset(dataset, filter=row_filter).table["n"].to_pylist() == [1]
