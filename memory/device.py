@@ -234,25 +234,23 @@ def _use_context(context: Any) -> Generator[None]:
         return
     outer = getattr(_thread, "context", None)
     call("cuCtxPushCurrent", context)
-    mode = _exchange_capture_mode(None)
+    mode = _exchange_capture_mode(load_driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
     _thread.context = context
     try:
         yield
     finally:
         _thread.context = outer
-        _exchange_capture_mode(mode)
+        if mode is not None:
+            _exchange_capture_mode(mode)
         call("cuCtxPopCurrent")
 
 
 def _exchange_capture_mode(mode: Any) -> Any:
-    """Set the capture mode of this thread, `RELAXED` for None, and return the one before."""
-    driver, _ = _initialize()
-    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    """Set the capture mode of this thread, and return the one before; None if there is none."""
     try:
-        _, before = driver.cuThreadExchangeStreamCaptureMode(relaxed if mode is None else mode)
+        return call("cuThreadExchangeStreamCaptureMode", mode)
     except RuntimeError:  # the driver has no such function
         return None
-    return before
 
 
 def _release(device: CudaDevice, function: str, handle: Any) -> None:

@@ -55,11 +55,16 @@ def make_file(statistics: Any = None, **annotation: Any) -> bytes:
     footer = CompactReader(footer_of(file)).read_struct()
     for x, group in enumerate(footer[4].content.items):
         box = (x, x, 0, SIDE - 1) if statistics is None else statistics(x)
-        metadata = group[1].content.items[1][3].content
         if box is not None:
-            sides = {index + 1: Value(Type.DOUBLE, float(side)) for index, side in enumerate(box)}
-            metadata[17] = Value(Type.STRUCT, {1: Value(Type.STRUCT, sides)})
+            set_box(group, 1, box)
     return with_footer(file, encode_struct(footer))
+
+
+def set_box(group: Any, chunk: int, box: tuple[float, float, float, float]) -> None:
+    """Set the box in the statistics of a column chunk: xmin, xmax, ymin, ymax."""
+    sides = {index + 1: Value(Type.DOUBLE, float(side)) for index, side in enumerate(box)}
+    metadata = group[1].content.items[chunk][3].content
+    metadata[17] = Value(Type.STRUCT, {1: Value(Type.STRUCT, sides)})
 
 
 def expected(box: tuple[float, float, float, float]) -> list[int]:
@@ -158,10 +163,8 @@ def test_the_box_is_that_of_the_column_and_not_of_a_field_before_it(tmp_path):
     footer = CompactReader(footer_of(file)).read_struct()
     for x, group in enumerate(footer[4].content.items):
         # The column `s` has the chunks 1 and 2, so "geom", the column 2, has the chunk 3.
-        for chunk, box in ((2, (100 + x, 100 + x, 50, 50)), (3, (x, x, 0, SIDE - 1))):
-            sides = {index + 1: Value(Type.DOUBLE, float(side)) for index, side in enumerate(box)}
-            metadata = group[1].content.items[chunk][3].content
-            metadata[17] = Value(Type.STRUCT, {1: Value(Type.STRUCT, sides)})
+        set_box(group, 2, (100 + x, 100 + x, 50, 50))
+        set_box(group, 3, (x, x, 0, SIDE - 1))
     path = tmp_path / "grid.parquet"
     path.write_bytes(with_footer(file, encode_struct(footer)))
     assert read_groups(path, (2, 3, 5, 6)) == ([2, 3, 4, 5], expected((2, 3, 5, 6)))
