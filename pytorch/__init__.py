@@ -15,18 +15,19 @@ shadow PyTorch wherever the root is on ``sys.path``.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .dataset import StreamDataset
+    from .mixture import Mixture
 
-__all__ = ["StreamDataset"]
+_MODULES = {"Mixture": "mixture", "StreamDataset": "dataset"}
+__all__ = ["Mixture", "StreamDataset"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use: parts of this package work without PyTorch."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import dataset
-
-    return getattr(dataset, name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

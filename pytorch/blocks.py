@@ -7,7 +7,9 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, groupby, islice
+from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -30,6 +32,8 @@ _READ_BYTES = 32 << 20
 _MAPPED_READ_BYTES = 128 << 20
 """The same over shared memory, where a read takes no memory of the worker."""
 _MAX_GROWTH = 16
+_Key = tuple[int, int]
+"""The number of a source, and the index of a block."""
 _MAX_PLANNED = 2048
 """The batches that are planned ahead to find out which blocks are needed next."""
 
@@ -94,6 +98,15 @@ class Rows:
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
 
+    def split(self, counts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Rows]]:
+        """Yield a key and the rows of so many parts, for pairs of a key and a number of parts.
+
+        Parts that follow each other with the same key are together.
+        """
+        parts = iter(self._parts)
+        for key, members in groupby(counts, key=itemgetter(0)):
+            yield key, Rows(list(islice(parts, sum(count for _, count in members))))
+
     def to_record_batch(self) -> pa.RecordBatch:
         """Return the rows as one record batch, without a copy if they are consecutive in one.
 
@@ -122,15 +135,26 @@ class Rows:
         return convert_batch(self.to_record_batch(), options, categories)
 
 
+class Run(NamedTuple):
+    """Rows of a batch that come from one lane."""
+
+    source: int
+    """The number of the `BlockSource`."""
+    lane: int
+    """The lane of the source. Its rows are in the order of the epoch."""
+    pieces: list[Piece]
+    """The rows."""
+
+
 class BatchPlan(NamedTuple):
     """A batch that a worker delivers."""
 
     number: int
     """The number of the batch in the rank's share."""
-    lane: int
-    """The lane that it belongs to."""
-    pieces: list[Piece]
+    runs: list[Run]
     """Its rows."""
+    detail: Any = None
+    """What the conversion needs to know of the batch beyond its rows."""
 
 
 class _Read:
@@ -158,82 +182,44 @@ class _Read:
         self._blocks.result().pop(block, None)
 
 
-class BlockReader:
-    """Reads the blocks of an epoch ahead of their use: a context manager.
+class BlockSource:
+    """The blocks of one dataset in the order of one epoch. Any thread may read them.
 
     Without shuffling, blocks of one shard that follow each other are read together, up to a size.
-    A block stays in memory while a lane is in it. The caller closes the client.
     """
 
-    def __init__(
-        self,
-        client: AnyClient,
-        plan: DatasetPlan,
-        order: EpochOrder,
-        depth: int,
-        lanes: int,
-    ) -> None:
+    def __init__(self, client: AnyClient, plan: DatasetPlan, order: EpochOrder, lanes: int) -> None:
         self._client = client
         self._plan = plan
         self._order = order
-        self._depth = depth
-        self._lane_count = lanes
+        self._lanes = lanes
         self._is_mapped = False
         self._reads_together = not order.is_shuffled
-        self._threads = ThreadPoolExecutor(depth, "splitarrow-block")
-        self._batches: Iterator[BatchPlan] = iter(())
-        self._planned: deque[BatchPlan] = deque()
-        self._reads: dict[int, _Read] = {}
-        self._unused: set[_Read] = set()
-        self._users: Counter[int] = Counter()
-        self._lanes: dict[int, int] = {}
         self._row_bytes = _find_row_bytes(plan.schema)
         self._started = 0
         self._stopped = threading.Event()
 
-    def read(self, batches: Iterator[BatchPlan]) -> Iterator[tuple[BatchPlan, Rows]]:
-        """Yield each batch with its rows; raise `SplitArrowError` if a block cannot be read."""
-        self._batches = batches
-        ahead: deque[BatchPlan] = deque()
-        while True:
-            while len(self._unused) < self._depth and (batch := self._take_plan()) is not None:
-                ahead.append(batch)
-                self._request(batch)
-            if not ahead:
-                return
-            batch = ahead.popleft()
-            parts: list[Part] = []
-            for block, begin, end in batch.pieces:
-                read = self._reads[block]
-                self._unused.discard(read)
-                parts.append(Part(read.wait(block, self._read_alone), begin, end))
-            self._release(batch)
-            yield batch, Rows(parts)
+    def is_last(self, piece: Piece) -> bool:
+        """Return whether a block ends with a piece."""
+        return piece.end == self._plan.blocks[piece.block].rows
 
-    def _take_plan(self) -> BatchPlan | None:
-        return self._planned.popleft() if self._planned else next(self._batches, None)
+    def find_end(
+        self, first: int, needed: Iterator[int], depth: int, known: Callable[[int], bool]
+    ) -> int:
+        """Return the end of the blocks to read together with the first one.
 
-    def _request(self, batch: BatchPlan) -> None:
-        """Start reading the blocks of a batch, unless they are in memory."""
-        for block in dict.fromkeys(piece.block for piece in batch.pieces):
-            self._users[block] += 1
-            if block not in self._reads:
-                end = self._find_end(batch, block)
-                read = _Read(self._threads.submit(self._read_blocks, block, end))
-                self._unused.add(read)
-                self._reads.update((each, read) for each in range(block, end))
-
-    def _find_end(self, batch: BatchPlan, first: int) -> int:
-        """Return the end of the blocks to read together, all of which the lane needs next."""
+        `needed` are the blocks that the lane needs, from the first one on, with repetitions. The
+        blocks for which `known` is true are read already. `depth` is the number of threads.
+        """
         blocks, end = self._plan.blocks, first + 1
         # The first reads are small, so that they end soon and threads share a small dataset.
-        most = 1 << min(self._started // self._depth, _MAX_GROWTH)
+        most = 1 << min(self._started // depth, _MAX_GROWTH)
         self._started += 1
         if not self._reads_together or self._row_bytes is None:
             return end
         most_bytes = _MAPPED_READ_BYTES if self._is_mapped else _READ_BYTES
-        room = most_bytes / self._lane_count / self._row_bytes - blocks[first].rows
-        for block in self._list_blocks(batch, first):
+        room = most_bytes / self._lanes / self._row_bytes - blocks[first].rows
+        for block in needed:
             if block < end:
                 continue
             room -= blocks[block].rows
@@ -242,43 +228,12 @@ class BlockReader:
                 and blocks[block].shard == blocks[first].shard
                 and blocks[block].first == blocks[end - 1].end
             )
-            if not follows or room < 0 or end - first == most or block in self._reads:
+            if not follows or room < 0 or end - first == most or known(block):
                 break
             end += 1
         return end
 
-    def _list_blocks(self, batch: BatchPlan, first: int) -> Iterator[int]:
-        """Yield the blocks that the lane of a batch needs from `first` on, with repetitions."""
-        yield from (piece.block for piece in batch.pieces if piece.block >= first)
-        for number in range(_MAX_PLANNED):
-            if number == len(self._planned):
-                plan = next(self._batches, None)
-                if plan is None:
-                    return
-                self._planned.append(plan)
-            if self._planned[number].lane == batch.lane:
-                yield from (piece.block for piece in self._planned[number].pieces)
-
-    def _release(self, batch: BatchPlan) -> None:
-        """Drop the blocks that neither a lane nor a batch ahead is in any more."""
-        last = batch.pieces[-1]
-        is_finished = last.end == self._plan.blocks[last.block].rows
-        left = self._lanes.pop(batch.lane, None)
-        if not is_finished:
-            self._lanes[batch.lane] = last.block
-            self._users[last.block] += 1
-        for block in {piece.block for piece in batch.pieces}:
-            self._drop(block)
-        if left is not None:
-            self._drop(left)
-
-    def _drop(self, block: int) -> None:
-        self._users[block] -= 1
-        if not self._users[block]:
-            del self._users[block]
-            self._reads.pop(block).drop(block)
-
-    def _read_blocks(self, first: int, end: int) -> dict[int, BlockRows | DeviceRows]:
+    def read_blocks(self, first: int, end: int) -> dict[int, BlockRows | DeviceRows]:
         """Return the rows of blocks that follow each other, in the order of the epoch.
 
         If they cannot be read together, return the first one alone. The others are read when they
@@ -293,9 +248,10 @@ class BlockReader:
         else:
             return {index: self._arrange(index, rows) for index, rows in enumerate(found, first)}
         self._reads_together = False
-        return {first: self._read_alone(first)}
+        return {first: self.read_alone(first)}
 
-    def _read_alone(self, index: int) -> BlockRows | DeviceRows:
+    def read_alone(self, index: int) -> BlockRows | DeviceRows:
+        """Return the rows of a block; raise `SplitArrowError` if it cannot be read."""
         block = self._plan.blocks[index]
         (rows,) = self._divide(self._fetch(block), [block])
         return self._arrange(index, rows)
@@ -344,6 +300,109 @@ class BlockReader:
         self._is_mapped = found.is_mapped
         return found.table
 
+    def stop(self) -> None:
+        """End the pauses between attempts."""
+        self._stopped.set()
+
+
+class BlockReader:
+    """Reads the blocks of an epoch ahead of their use: a context manager.
+
+    A block stays in memory while a lane is in it. The caller closes the clients of the sources.
+    """
+
+    def __init__(self, find_source: Callable[[int], BlockSource], depth: int) -> None:
+        self._sources: dict[int, BlockSource] = {}
+        self._find_source = find_source
+        self._depth = depth
+        self._threads = ThreadPoolExecutor(depth, "splitarrow-block")
+        self._batches: Iterator[BatchPlan] = iter(())
+        self._planned: deque[BatchPlan] = deque()
+        self._reads: dict[_Key, _Read] = {}
+        self._unused: set[_Read] = set()
+        self._users: Counter[_Key] = Counter()
+        self._lanes: dict[tuple[int, int], _Key] = {}
+
+    def read(self, batches: Iterator[BatchPlan]) -> Iterator[tuple[BatchPlan, Rows]]:
+        """Yield each batch with its rows; raise `SplitArrowError` if a block cannot be read."""
+        self._batches = batches
+        ahead: deque[BatchPlan] = deque()
+        while True:
+            while len(self._unused) < self._depth and (batch := self._take_plan()) is not None:
+                ahead.append(batch)
+                self._request(batch)
+            if not ahead:
+                return
+            batch = ahead.popleft()
+            parts: list[Part] = []
+            for run in batch.runs:
+                read_alone = self._source(run.source).read_alone
+                for block, begin, end in run.pieces:
+                    read = self._reads[run.source, block]
+                    self._unused.discard(read)
+                    parts.append(Part(read.wait(block, read_alone), begin, end))
+            self._release(batch)
+            yield batch, Rows(parts)
+
+    def _source(self, number: int) -> BlockSource:
+        source = self._sources.get(number)
+        if source is None:
+            source = self._sources[number] = self._find_source(number)
+        return source
+
+    def _take_plan(self) -> BatchPlan | None:
+        return self._planned.popleft() if self._planned else next(self._batches, None)
+
+    def _request(self, batch: BatchPlan) -> None:
+        """Start reading the blocks of a batch, unless they are in memory."""
+        for run in batch.runs:
+            number, source = run.source, self._source(run.source)
+            for block in dict.fromkeys(piece.block for piece in run.pieces):
+                self._users[number, block] += 1
+                if (number, block) not in self._reads:
+                    needed = self._list_blocks(run, block)
+                    end = source.find_end(
+                        block, needed, self._depth, partial(self._is_read, number)
+                    )
+                    read = _Read(self._threads.submit(source.read_blocks, block, end))
+                    self._unused.add(read)
+                    self._reads.update(((number, each), read) for each in range(block, end))
+
+    def _is_read(self, number: int, block: int) -> bool:
+        return (number, block) in self._reads
+
+    def _list_blocks(self, run: Run, first: int) -> Iterator[int]:
+        """Yield the blocks that the lane of a run needs from `first` on, with repetitions."""
+        yield from (piece.block for piece in run.pieces if piece.block >= first)
+        for number in range(_MAX_PLANNED):
+            if number == len(self._planned):
+                plan = next(self._batches, None)
+                if plan is None:
+                    return
+                self._planned.append(plan)
+            for other in self._planned[number].runs:
+                if (other.source, other.lane) == (run.source, run.lane):
+                    yield from (piece.block for piece in other.pieces)
+
+    def _release(self, batch: BatchPlan) -> None:
+        """Drop the blocks that neither a lane nor a batch ahead is in any more."""
+        for run in batch.runs:
+            last, lane = run.pieces[-1], (run.source, run.lane)
+            left = self._lanes.pop(lane, None)
+            if not self._source(run.source).is_last(last):
+                key = self._lanes[lane] = (run.source, last.block)
+                self._users[key] += 1
+            for block in {piece.block for piece in run.pieces}:
+                self._drop((run.source, block))
+            if left is not None:
+                self._drop(left)
+
+    def _drop(self, key: _Key) -> None:
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self._reads.pop(key).drop(key[1])
+
     def __enter__(self) -> BlockReader:
         return self
 
@@ -353,7 +412,8 @@ class BlockReader:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stopped.set()
+        for source in self._sources.values():
+            source.stop()
         self._threads.shutdown(cancel_futures=True)
         self._reads.clear()
 

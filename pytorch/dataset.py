@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import operator
-import os
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -18,26 +15,23 @@ from ..errors import UsageError
 from ..protocol.uri import DataUri
 from ..transport.registry import list_schemes
 from ..transport.tls_options import TlsOptions
-from .blocks import BatchPlan, BlockReader, Rows
+from .blocks import BatchPlan, BlockSource, Rows, Run
 from .device_tensors import (
     check_device,
     check_device_schema,
     find_memory_device,
-    move,
     wait_for_stream,
 )
+from .loader import BatchOptions, StepDataset, find_rank
 from .order import Division, EpochOrder, Even, Share
-from .plan import DatasetPlan, Selection, plan_dataset
-from .position import Order, Position, Progress, find_dataset_state
+from .plan import Connect, DatasetPlan, Selection, plan_dataset
+from .position import Order, Position
 from .shared_batch import SharedBatch, pass_regions
 from .tensors import OnNull, Strings, TensorOptions, check_schema, convert_batch, torch
 
 DEFAULT_INTERLEAVE = 24
 """The lanes of a shuffled dataset. Many numbers of workers divide it: 1, 2, 3, 4, 6, 8, 12, 24."""
 _OTHER_TRANSPORTS = ("auto", "flight")
-_IterableDataset: Any = torch.utils.data.IterableDataset
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def check_columns(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -66,65 +60,24 @@ def check_transport(transport: str) -> str:
     return transport
 
 
-def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return the rank and the number of ranks.
+class Part(NamedTuple):
+    """What a mixture needs to know of a dataset."""
 
-    Raises `UsageError` if one of them is given without the other, or the rank does not exist.
-    """
-    if (rank is None) != (world_size is None):
-        raise UsageError("rank and world_size belong together; pass both or neither")
-    if rank is None or world_size is None:
-        rank, world_size = _detect_rank()
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank is {rank}; expected 0 to {world_size - 1} for {world_size} ranks")
-    return rank, world_size
-
-
-def _detect_rank() -> tuple[int, int]:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return _read_number("RANK", 0), _read_number("WORLD_SIZE", 1)
+    connect: Connect
+    """Connects to the control planes."""
+    plan: DatasetPlan
+    """The blocks."""
+    make_order: Callable[[int | str], EpochOrder]
+    """Returns the order of the rows in an epoch."""
+    lanes: int
+    """The lanes that rows come from in turn."""
+    transform: Callable[[pa.RecordBatch], pa.RecordBatch] | None
+    """What changes record batches before they are converted."""
+    identity: Order
+    """What determines the order."""
 
 
-def _read_number(name: str, default: int) -> int:
-    text = os.environ.get(name) or str(default)
-    if not text.isdecimal():
-        raise UsageError(f"the variable {name} is {text!r}; expected a number")
-    return int(text)
-
-
-def map_in_threads(
-    function: Callable[[Item], Result], items: Iterator[Item], threads: int
-) -> Generator[Result]:
-    """Yield the results of a function in the order of the items.
-
-    The caller's thread takes the items, at most `threads` ahead, and calls the function itself if
-    `threads` is 0. Exceptions arrive in order. Closing the generator waits for the calls that are
-    running, and drops the others.
-    """
-    if not threads:
-        for item in items:
-            result = function(item)
-            del item  # it may refer to leased memory
-            yield result
-            del result
-        return
-    pool = ThreadPoolExecutor(threads, "splitarrow-convert")
-    waiting: deque[Future[Result]] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            del item
-            if len(waiting) > threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-class StreamDataset(_IterableDataset):
+class StreamDataset(StepDataset):
     """A dataset of one or more daemons, as batches of tensors, for PyTorch's loaders.
 
     Use it with ``batch_size=None``: it yields whole batches. Over all ranks and workers, each row
@@ -234,7 +187,6 @@ class StreamDataset(_IterableDataset):
         threads: int = 0,
         memory: Any = None,
     ) -> None:
-        super().__init__()
         if interleave is None:
             interleave = DEFAULT_INTERLEAVE if shuffle else 1
         for label, value in (("window_rows", window_rows), ("prefetch_blocks", prefetch_blocks)):
@@ -242,15 +194,23 @@ class StreamDataset(_IterableDataset):
                 raise UsageError(f"{label} is {value}; expected 1 or more")
         if threads < 0:
             raise UsageError(f"threads is {threads}; expected 0 or more")
-        self.rank, world_size = find_rank(rank, world_size)
+        rank, world_size = find_rank(rank, world_size)
         self._division = Division(world_size, batch_rows, interleave, even)
         self._connect = partial(connect, cast("str | DataUri", uri), token, tls=tls)
-        self._tensor_options = TensorOptions(on_null, strings)
+        super().__init__(
+            BatchOptions(
+                rank,
+                world_size,
+                batch_rows,
+                even,
+                threads,
+                max(prefetch_blocks, threads),
+                check_device(device),
+                collate,
+                TensorOptions(on_null, strings),
+            )
+        )
         self._transform = transform
-        self._collate = collate
-        self._device = check_device(device)
-        self._prefetch_blocks = max(prefetch_blocks, threads)
-        self._threads = threads
         self._seed = check_seed(seed)
         self._shuffle = shuffle
         options = {"transport": check_transport(transport)}
@@ -264,20 +224,30 @@ class StreamDataset(_IterableDataset):
         plan = plan_dataset(self._connect, selection, window_rows, categories or {})
         self._plan = plan.with_options(memory=memory)
         if transform is None:
-            check_schema(self._plan.schema, self._tensor_options, self._plan.categories)
+            check_schema(self._plan.schema, self.options.tensors, self._plan.categories)
         if self._memory_device is not None:
             check_device_schema(self._plan.schema, str(self._memory_device))
-        # Workers that persist get a new epoch through shared memory.
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
-        self._resumed: Position | None = None
-        self._next_batch: int | None = None
-        """Where this worker of a loader continues, if that follows from its own state."""
-        self._progress: Progress | None = None
 
     @property
     def plan(self) -> DatasetPlan:
         """The blocks of the dataset: what is read at a time."""
         return self._plan
+
+    def as_part(self) -> Part:
+        """Return what a mixture needs; raise `UsageError` if its batches would be on a device."""
+        if self._memory_device is not None:
+            raise UsageError(
+                f"memory is that of {self._memory_device}, and a mixture is put together in host "
+                "memory; pass device= instead"
+            )
+        return Part(
+            self._connect,
+            self._plan,
+            self.make_order,
+            self._division.interleave,
+            self._transform,
+            self._order,
+        )
 
     @property
     def version(self) -> str:
@@ -299,161 +269,80 @@ class StreamDataset(_IterableDataset):
         """The number of rows in an epoch, of all ranks together."""
         return sum(block.rows for block in self._plan.blocks)
 
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch; see `set_epoch`."""
-        return int(self._epoch[0])
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration delivers.
-
-        Call it before each epoch, on all ranks. Without it, each iteration delivers the same
-        batches in the same order. A position that `load_state_dict` set applies to its own epoch
-        only.
-        """
-        self._epoch[0] = epoch
-
-    def __len__(self) -> int:
-        """Return the number of batches that this rank delivers in an iteration."""
-        position = self._start()
-        return max(0, self._share(position).batches - position.current.steps)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of this rank, or of this worker of a loader.
-
-        Raises `UsageError` if the loader has workers, and ``device`` is set, or they were forked
-        while this process used gRPC. Raises `SplitArrowError` as `Client.read` does.
-        """
-        position, worker = self._start(), torch.utils.data.get_worker_info()
-        number, workers = (None, 1) if worker is None else (worker.id, worker.num_workers)
-        if worker is not None and self._device is not None:
-            raise UsageError(
-                f"device={str(self._device)!r} needs a loader without workers; move the batches in "
-                "the training loop instead"
-            )
-        if worker is not None and self._memory_device is not None:
+    def _check_worker(self) -> None:
+        super()._check_worker()
+        if self._memory_device is not None:
             raise UsageError(
                 f"memory is that of {self._memory_device}, which workers of a loader cannot pass "
                 "on; pass num_workers=0 to the loader, and threads=4 to the dataset, or leave out "
                 "memory and move the batches in the training loop"
             )
-        if worker is not None and self._collate is None:
+        if self.options.collate is None:
             pass_regions()
-        first = position.current.steps + (number or 0)
-        if self._next_batch is not None:
-            first, self._next_batch = self._next_batch, None
-        self._progress = Progress(position, number, workers, first)
-        return self._iterate(position, first, workers)
 
-    def _iterate(self, position: Position, first: int, workers: int) -> Iterator[Any]:
+    def _plan_batches(self, position: Position, numbers: Iterator[int]) -> Iterator[BatchPlan]:
+        order, share = self.make_order(position.epoch), self._share(position)
+        for number in numbers:
+            pieces = list(order.locate(share.batch(number)))
+            yield BatchPlan(number, [Run(0, number % share.lanes, pieces)])
+
+    @contextmanager
+    def _open_sources(
+        self, position: Position, workers: int
+    ) -> Generator[Callable[[int], BlockSource]]:
+        lanes = -(-self._share(position).lanes // workers)
+        with self._connect() as client:
+            source = BlockSource(client, self._plan, self.make_order(position.epoch), lanes)
+            yield lambda number: source
+
+    def make_order(self, epoch: int | str) -> EpochOrder:
+        """Return the order of the rows in an epoch."""
         block_rows = [block.rows for block in self._plan.blocks]
-        order = EpochOrder(block_rows, self._seed, position.epoch, shuffle=self._shuffle)
-        share = self._share(position)
-        batches = (
-            BatchPlan(number, number % share.lanes, list(order.locate(share.batch(number))))
-            for number in range(first, share.batches, workers)
-        )
-        lanes = -(-share.lanes // workers)
-        with (
-            self._connect() as client,
-            BlockReader(client, self._plan, order, self._prefetch_blocks, lanes) as reader,
-            closing(map_in_threads(self._convert, reader.read(batches), self._threads)) as results,
-        ):
-            for number, result in results:
-                assert self._progress is not None
-                self._progress = self._progress.advanced(number + workers)
-                yield result
-                del result  # its memory may be leased
+        return EpochOrder(block_rows, self._seed, epoch, shuffle=self._shuffle)
 
-    def _convert(self, batch: tuple[BatchPlan, Rows]) -> tuple[int, Any]:
-        """Return the number of a batch and what the dataset yields for it."""
-        result = self._make_batch(batch[1])
-        if self._threads and self._memory_device is not None:
+    def _make_batch(self, plan: BatchPlan, rows: Rows) -> Any:
+        result = self._convert_rows(rows)
+        if self.options.threads and self._memory_device is not None:
             wait_for_stream(self._memory_device)  # the training loop may use another one
-        return batch[0].number, result
+        return result
 
-    def _make_batch(self, rows: Rows) -> Any:
+    def _convert_rows(self, rows: Rows) -> Any:
         worker = torch.utils.data.get_worker_info()
-        options, categories = self._tensor_options, self._plan.categories
+        options, categories = self.options.tensors, self._plan.categories
         if self._transform is not None:
             batch = self._transform(rows.to_record_batch())
             result = convert_batch(batch, options, categories)
-        elif worker is not None and self._collate is not None:
+        elif worker is not None and self.options.collate is not None:
             # PyTorch sends the whole storage of each tensor, so it must not be shared.
             result = convert_batch(rows.to_record_batch(), options, categories)
         else:
             result = rows.to_tensors(options, categories)
-        if self._device is not None:
-            result = {name: move(value, self._device) for name, value in result.items()}
-        if self._collate is not None:
-            return self._collate(result)
-        return result if worker is None else SharedBatch(result)
+        if worker is not None and self.options.collate is None:
+            return SharedBatch(result)
+        return self.options.finish(result)
 
-    def state_dict(self, steps: int | None = None) -> dict[str, Any]:
-        """Return the position in the epoch as a dict of plain values.
-
-        A ``StatefulDataLoader`` calls this in its workers. With any other loader that has workers,
-        pass `steps`.
-
-        Parameters
-        ----------
-        steps : int, optional
-            The number of batches that the training loop has taken in this iteration. `None` takes
-            those that the last iterator of this process has yielded.
-        """
-        state = self._order.encode()
-        if steps is not None:
-            position = self._start()
-            return {**state, **position.after(position.current.steps + steps).encode()}
-        progress = self._progress
-        if progress is None:
-            return {**state, **self._start().encode()}
-        return {**state, **progress.encode()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at a position, also with other numbers of workers and ranks than before.
-
-        The next iteration, and each further one of that epoch, begins at the position.
-
-        Parameters
-        ----------
-        state : mapping
-            The result of `state_dict`, or that of a ``StatefulDataLoader``.
-
-        Raises
-        ------
-        UsageError
-            If the state is that of another dataset or version, or of another order of the rows.
-        """
-        state = find_dataset_state(state)
-        self._order.check(state)
-        position = Position.decode(state)
-        worker = state.get("worker")
-        if worker is not None:
-            info = torch.utils.data.get_worker_info()
-            if info is None or (info.id, info.num_workers) != (worker["id"], worker["workers"]):
-                raise UsageError(
-                    "the state is that of one worker of a loader; load that of the whole loader"
-                )
-            if position.current.division != self._division:
-                raise UsageError(
-                    "the ranks or batches have changed since the state was saved; load the state "
-                    "of the loader into the dataset, before the loader is made"
-                )
-            self._next_batch = worker["next"]
-        self._resumed = position
-        self._progress = None
-        self.set_epoch(position.epoch)
-
-    def _start(self) -> Position:
-        """Return the position at which an iteration begins."""
-        resumed = self._resumed
-        if resumed is not None and resumed.epoch == self.epoch:
+    def _find_start(self, resumed: Position | None) -> Position:
+        if resumed is not None:
             return resumed.divided(self._division)
         return Position.start(self.epoch, self._division)
 
+    def _advance(self, position: Position, steps: int) -> Position:
+        return position.after(steps)
+
+    def _decode(self, state: Mapping[str, Any]) -> Position:
+        self._order.check(state)
+        return Position.decode(state)
+
+    def _encode(self, position: Position) -> dict[str, Any]:
+        return {**self._order.encode(), **position.encode()}
+
+    def _count_batches(self, position: Position) -> int:
+        return self._share(position).batches
+
     def _share(self, position: Position) -> Share:
-        return Share(position.remaining(self.rows), self._division, self.rank)
+        division = position.current.division
+        rank = min(self.rank, division.world_size - 1)  # the ranks of a saved position may be fewer
+        return Share(position.remaining(self.rows), division, rank)
 
     @property
     def _order(self) -> Order:

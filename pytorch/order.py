@@ -154,7 +154,9 @@ def remaining_rows(rows: Spans, division: Division, steps: int) -> Spans:
 class EpochOrder:
     """The sequence of all rows in an epoch."""
 
-    def __init__(self, block_rows: Sequence[int], seed: int, epoch: int, *, shuffle: bool) -> None:
+    def __init__(
+        self, block_rows: Sequence[int], seed: int, epoch: int | str, *, shuffle: bool
+    ) -> None:
         self._key = (seed, epoch)
         self._shuffle = shuffle
         self._order: list[int] = list(range(len(block_rows)))

@@ -12,31 +12,30 @@ from .order import Division, Spans, remaining_rows
 _SNAPSHOT, _WORKERS = "_snapshot", "_worker_snapshots"
 _SNAPSHOT_STEP, _STEPS_SINCE = "_snapshot_step", "_steps_since_snapshot"
 _DATASET = "dataset_state"
-_FORMAT = 1
+STATE_FORMAT = 1
+"""The version of what a checkpoint holds."""
 
 
-def find_dataset_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of a dataset, which may be within that of a loader.
+def find_dataset_state(state: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+    """Return the state of a dataset, which may be within that of a loader, and further steps.
 
     A loader with workers counts the batches that it has yielded. The states of its workers are
     ahead of it, as workers prefetch. Raises `UsageError` if the state has another form.
     """
     try:
-        if "stages" in state:
-            return state
+        if "format" in state:
+            return state, 0
         if _SNAPSHOT not in state:
-            return state[_DATASET]
+            return state[_DATASET], 0
         snapshot = state[_SNAPSHOT]
         steps = snapshot[_SNAPSHOT_STEP] + state[_STEPS_SINCE]
         first_worker = next(iter(snapshot[_WORKERS].values()))
         found = {key: value for key, value in first_worker[_DATASET].items() if key != "worker"}
-        *earlier, current = found["stages"]
-        found["stages"] = [*earlier, {**current, "steps": current["steps"] + steps}]
     except (KeyError, TypeError, StopIteration):
         raise UsageError(
             "the state is neither that of a StreamDataset nor that of a StatefulDataLoader with one"
         ) from None
-    return found
+    return found, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,16 @@ class Position:
     def current(self) -> Stage:
         """The current stage."""
         return self.stages[-1]
+
+    @property
+    def steps(self) -> int:
+        """The number of batches that each rank has delivered in the current stage."""
+        return self.current.steps
+
+    @property
+    def earlier(self) -> int:
+        """The number of batches that each rank has delivered before the current stage."""
+        return sum(stage.steps for stage in self.stages[:-1])
 
     def after(self, steps: int) -> Position:
         """Return the position at which each rank has delivered `steps` batches of this stage."""
@@ -106,7 +115,7 @@ class Position:
 class Progress:
     """The progress of one worker of a loader, or of a process that iterates by itself."""
 
-    start: Position
+    start: Any
     """The position at which the iteration began."""
     worker: int | None
     """The number of the worker; None without a loader's workers."""
@@ -120,11 +129,29 @@ class Progress:
         return Progress(self.start, self.worker, self.workers, number)
 
     def encode(self) -> dict[str, Any]:
-        """Return the progress as a dict of plain values, for checkpoints."""
-        if self.worker is None:
-            return self.start.after(self.next).encode()
-        worker = {"id": self.worker, "workers": self.workers, "next": self.next}
-        return {**self.start.encode(), "worker": worker}
+        """Return the progress of a loader's worker as a dict of plain values, for checkpoints."""
+        return {"id": self.worker, "workers": self.workers, "next": self.next}
+
+
+_REASONS = {
+    "kind": "the state is that of another kind of dataset",
+    "dataset": "the state is that of another dataset",
+    "version": "the dataset has changed since the state was saved",
+    "seed": "the state was saved with another seed",
+    "shuffle": "the state was saved with another value of shuffle",
+    "layout": "the state was saved with another filter or window_rows",
+    "stop": "the state was saved with another value of stop",
+}
+
+
+def check_state(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if a checkpoint has other values than expected."""
+    if state.get("format") != STATE_FORMAT:
+        raise UsageError("the state is not that of a dataset of this version of splitarrow.pytorch")
+    for name, reason in _REASONS.items():
+        mine, saved = expected.get(name), state.get(name)
+        if mine != saved:
+            raise UsageError(f"{reason}: {name} is {mine!r}, and was {saved!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,20 +171,8 @@ class Order:
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise `UsageError` if a checkpoint does not belong to this order."""
-        if state.get("format") != _FORMAT:
-            raise UsageError("the state is not that of a StreamDataset of this version")
-        reasons = {
-            "dataset": "the state is that of another dataset",
-            "version": "the dataset has changed since the state was saved",
-            "seed": "the state was saved with another seed",
-            "shuffle": "the state was saved with another value of shuffle",
-            "layout": "the state was saved with another filter or window_rows",
-        }
-        for name, reason in reasons.items():
-            mine, saved = getattr(self, name), state.get(name)
-            if mine != saved:
-                raise UsageError(f"{reason}: {name} is {mine!r}, and was {saved!r}")
+        check_state(state, asdict(self))
 
     def encode(self) -> dict[str, Any]:
         """Return the order as a dict of plain values, for checkpoints."""
-        return {"format": _FORMAT, **asdict(self)}
+        return {"format": STATE_FORMAT, **asdict(self)}

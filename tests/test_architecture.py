@@ -138,10 +138,12 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "pytorch": [
         {"order", "plan"},
-        {"position", "tensors"},
+        {"mixing", "position", "tensors"},
         {"device_tensors", "mapped_tensors"},
         {"blocks", "shared_batch"},
+        {"loader"},
         {"dataset"},
+        {"mixture"},
     ],
     "server": [
         {"config", "logs", "metrics", "shared_lock", "shares"},

@@ -1,0 +1,368 @@
+"""What the iterable datasets have in common: epochs, steps, workers, threads, checkpoints."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..errors import UsageError
+from .blocks import BatchPlan, BlockReader, BlockSource, Rows
+from .device_tensors import move
+from .order import Even
+from .position import Progress, find_dataset_state
+from .tensors import TensorOptions, torch
+
+_IterableDataset: Any = torch.utils.data.IterableDataset
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return the rank and the number of ranks.
+
+    Raises `UsageError` if one of them is given without the other, or the rank does not exist.
+    """
+    if (rank is None) != (world_size is None):
+        raise UsageError("rank and world_size belong together; pass both or neither")
+    if rank is None or world_size is None:
+        rank, world_size = _detect_rank()
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank is {rank}; expected 0 to {world_size - 1} for {world_size} ranks")
+    return rank, world_size
+
+
+def _detect_rank() -> tuple[int, int]:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return _read_number("RANK", 0), _read_number("WORLD_SIZE", 1)
+
+
+def _read_number(name: str, default: int) -> int:
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal():
+        raise UsageError(f"the variable {name} is {text!r}; expected a number")
+    return int(text)
+
+
+def map_in_threads(
+    function: Callable[[Item], Result], items: Iterator[Item], threads: int
+) -> Generator[Result]:
+    """Yield the results of a function in the order of the items.
+
+    The caller's thread takes the items, at most `threads` ahead, and calls the function itself if
+    `threads` is 0. Exceptions arrive in order. Closing the generator waits for the calls that are
+    running, and drops the others.
+    """
+    if not threads:
+        for item in items:
+            result = function(item)
+            del item  # it may refer to leased memory
+            yield result
+            del result
+        return
+    pool = ThreadPoolExecutor(threads, "splitarrow-convert")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            del item
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """How batches are divided and made. The parts of a mixture have the same ones."""
+
+    rank: int
+    """The rank."""
+    world_size: int
+    """The number of ranks."""
+    batch_rows: int
+    """The number of rows in a batch."""
+    even: Even
+    """What happens to the rows that remain."""
+    threads: int
+    """The number of threads that convert batches."""
+    prefetch_blocks: int
+    """The number of reads that are ahead of their use."""
+    device: Any
+    """Where to move the tensors, or None."""
+    collate: Callable[[dict[str, Any]], Any] | None
+    """What makes the result of a dict of tensors, or None."""
+    tensors: TensorOptions
+    """How record batches become tensors."""
+
+    @property
+    def step_rows(self) -> int:
+        """The number of rows in a step, of all ranks."""
+        return self.world_size * self.batch_rows
+
+    def finish(self, tensors: dict[str, Any]) -> Any:
+        """Move tensors to the device, and collate them."""
+        if self.device is not None:
+            tensors = {name: move(value, self.device) for name, value in tensors.items()}
+        return tensors if self.collate is None else self.collate(tensors)
+
+
+class StepDataset(_IterableDataset):
+    """A dataset whose ranks deliver batches in steps: all ranks deliver as many.
+
+    Its subclasses decide which rows are in the batch of a step.
+    """
+
+    def __init__(self, options: BatchOptions) -> None:
+        super().__init__()
+        self.options = options
+        """How batches are divided and made."""
+        # Workers that persist get a new epoch through shared memory.
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._resumed: Any = None
+        self._skipped: tuple[range, ...] = ()
+        self._next_batch: int | None = None
+        """Where this worker of a loader continues, if that follows from its own state."""
+        self._progress: Progress | None = None
+
+    # What the subclasses define. A position has `epoch`, `steps` and `earlier`.
+
+    @abstractmethod
+    def _find_start(self, resumed: Any) -> Any:
+        """Return the position at which an iteration begins, given one of this epoch or None."""
+
+    @abstractmethod
+    def _advance(self, position: Any, steps: int) -> Any:
+        """Return the position at which each rank has delivered `steps` batches of this stage."""
+
+    @abstractmethod
+    def _decode(self, state: Mapping[str, Any]) -> Any:
+        """Return the position in a checkpoint; raise `UsageError` if it is of another order."""
+
+    @abstractmethod
+    def _encode(self, position: Any) -> dict[str, Any]:
+        """Return a position, and what determines the order, for checkpoints."""
+
+    @abstractmethod
+    def _count_batches(self, position: Any) -> int:
+        """Return the number of the batch after the last one of this rank."""
+
+    @abstractmethod
+    def _plan_batches(self, position: Any, numbers: Iterator[int]) -> Iterator[BatchPlan]:
+        """Yield the plans of the batches of this rank with these numbers, which ascend."""
+
+    @abstractmethod
+    def _open_sources(
+        self, position: Any, workers: int
+    ) -> AbstractContextManager[Callable[[int], BlockSource]]:
+        """Connect, and return what finds a source by its number."""
+
+    @abstractmethod
+    def _make_batch(self, plan: BatchPlan, rows: Rows) -> Any:
+        """Return what the dataset yields for a batch."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self.options.rank
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch; see `set_epoch`."""
+        return int(self._epoch[0])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration delivers.
+
+        Call it before each epoch, on all ranks. Without it, each iteration delivers the same
+        batches in the same order. A position that `load_state_dict` set applies to its own epoch
+        only.
+        """
+        self._epoch[0] = epoch
+
+    def skip(self, steps: range | Sequence[range]) -> None:
+        """Leave steps out, for example those whose rows made a training run diverge.
+
+        Call it on all ranks, before the iteration. The rows of these steps are not read, and count
+        as delivered: a checkpoint continues after them.
+
+        Parameters
+        ----------
+        steps : range, or sequence of range
+            Numbers of steps in the epoch, from 0. Steps before a resumed position are over anyway.
+
+        Raises
+        ------
+        UsageError
+            If a range is empty, has negative numbers, or a step other than 1.
+        """
+        ranges: list[Any] = [steps] if isinstance(steps, range) else list(steps)
+        for each in ranges:
+            if not isinstance(each, range) or each.step != 1 or not 0 <= each.start < each.stop:
+                raise UsageError(f"steps has {each!r}; expected ranges such as range(1000, 1200)")
+        self._skipped = merge_ranges([*self._skipped, *ranges])
+
+    def __len__(self) -> int:
+        """Return the number of batches that this rank delivers in an iteration."""
+        return len(self._list_numbers(self._start()))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of this rank, or of this worker of a loader.
+
+        Raises `UsageError` if the loader has workers, and ``device`` is set, or they were forked
+        while this process used gRPC. Raises `SplitArrowError` as `Client.read` does.
+        """
+        position, worker = self._start(), torch.utils.data.get_worker_info()
+        number, workers = (None, 1) if worker is None else (worker.id, worker.num_workers)
+        if worker is not None:
+            self._check_worker()
+        numbers = self._list_numbers(position)[number or 0 :: workers]
+        first, self._next_batch = self._next_batch, None
+        if first is not None:
+            numbers = numbers[bisect_left(numbers, first) :]
+        elif numbers:
+            first = numbers[0]
+        self._progress = Progress(
+            position, number, workers, position.steps if first is None else first
+        )
+        return self._iterate(position, numbers, workers)
+
+    def _check_worker(self) -> None:
+        """Raise `UsageError` if a worker of a loader cannot deliver the batches."""
+        if self.options.device is not None:
+            raise UsageError(
+                f"device={str(self.options.device)!r} needs a loader without workers; move the "
+                "batches in the training loop instead"
+            )
+
+    def _iterate(self, position: Any, numbers: Sequence[int], workers: int) -> Iterator[Any]:
+        with (
+            self._open_sources(position, workers) as find_source,
+            BlockReader(find_source, self.options.prefetch_blocks) as reader,
+            closing(
+                map_in_threads(
+                    self._convert,
+                    reader.read(self._plan_batches(position, iter(numbers))),
+                    self.options.threads,
+                )
+            ) as results,
+        ):
+            for number, result in results:
+                assert self._progress is not None
+                self._progress = self._progress.advanced(number + 1)
+                yield result
+                del result  # its memory may be leased
+
+    def _convert(self, batch: tuple[BatchPlan, Rows]) -> tuple[int, Any]:
+        """Return the number of a batch and what the dataset yields for it."""
+        return batch[0].number, self._make_batch(*batch)
+
+    def _list_numbers(self, position: Any) -> Sequence[int]:
+        """Return the numbers of the batches from a position on, without skipped steps."""
+        numbers, offset = range(position.steps, self._count_batches(position)), position.earlier
+        if not self._skipped:
+            return numbers
+        return [
+            number
+            for number in numbers
+            if not any(number + offset in each for each in self._skipped)
+        ]
+
+    def _find_position(self, start: Any, taken: int) -> Any:
+        """Return the position after some batches that were not skipped."""
+        if not taken:
+            return start
+        numbers = self._list_numbers(start) if self._skipped else None
+        if numbers is None or taken > len(numbers):
+            return self._advance(start, start.steps + taken)
+        return self._advance(start, numbers[taken - 1] + 1)
+
+    def state_dict(self, steps: int | None = None) -> dict[str, Any]:
+        """Return the position in the epoch as a dict of plain values.
+
+        A ``StatefulDataLoader`` calls this in its workers. With any other loader that has workers,
+        pass `steps`.
+
+        Parameters
+        ----------
+        steps : int, optional
+            The number of batches that the training loop has taken in this iteration. `None` takes
+            those that the last iterator of this process has yielded.
+        """
+        progress, start, worker = self._progress, self._start(), {}
+        if steps is not None:
+            start = self._find_position(start, steps)
+        elif progress is not None and progress.worker is None:
+            start = self._advance(progress.start, progress.next)
+        elif progress is not None:
+            start, worker = progress.start, {"worker": progress.encode()}
+        skipped = [[each.start, each.stop] for each in self._skipped]
+        return {**self._encode(start), "skipped_steps": skipped, **worker}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a position, also with other numbers of workers and ranks than before.
+
+        The next iteration, and each further one of that epoch, begins at the position.
+
+        Parameters
+        ----------
+        state : mapping
+            The result of `state_dict`, or that of a ``StatefulDataLoader``.
+
+        Raises
+        ------
+        UsageError
+            If the state is that of another dataset or version, or of another order of the rows.
+        """
+        state, taken = find_dataset_state(state)
+        position, worker = self._decode(state), state.get("worker")
+        if worker is not None:
+            info = torch.utils.data.get_worker_info()
+            if info is None or (info.id, info.num_workers) != (worker["id"], worker["workers"]):
+                raise UsageError(
+                    "the state is that of one worker of a loader; load that of the whole loader"
+                )
+            if self._find_start(position) != position:
+                raise UsageError(
+                    "the ranks or batches have changed since the state was saved; load the state "
+                    "of the loader into the dataset, before the loader is made"
+                )
+            self._next_batch = worker["next"]
+        saved = [range(*each) for each in state.get("skipped_steps", ())]
+        self._skipped = merge_ranges([*self._skipped, *saved])
+        self._resumed = self._find_position(position, taken)
+        self._progress = None
+        self.set_epoch(position.epoch)
+
+    def _start(self) -> Any:
+        resumed = self._resumed
+        return self._find_start(
+            resumed if resumed is not None and resumed.epoch == self.epoch else None
+        )
+
+
+def merge_ranges(ranges: Sequence[range]) -> tuple[range, ...]:
+    """Return ascending ranges without overlap that have the same numbers.
+
+    Examples
+    --------
+    >>> merge_ranges([range(5, 7), range(0, 2), range(1, 5)])
+    (range(0, 7),)
+    """
+    merged: list[range] = []
+    for each in sorted(ranges, key=lambda each: each.start):
+        if merged and each.start <= merged[-1].stop:
+            merged[-1] = range(merged[-1].start, max(each.stop, merged[-1].stop))
+        else:
+            merged.append(each)
+    return tuple(merged)
