@@ -34,7 +34,7 @@ from ...protocol.uri import DataUri
 from ...transport.tls_options import TlsOptions
 from ..arguments import ReadPlan
 from ..dataset.aio import AsyncBaseClient, AsyncClient, run_in_thread
-from ..dataset.client import BaseClient, Client, ConnectArguments
+from ..dataset.client import BaseClient, CallForShards, Client, ConnectArguments
 from ..dataset.endpoints import TRANSIENT, Replica, ResumableEndpoint, draw_pause
 from ..dataset.requests import (
     Descriptions,
@@ -46,7 +46,7 @@ from ..dataset.requests import (
 )
 from ..failures import FailureMemory
 from ..rpc.errors import restate_error
-from ..rpc.info import DatasetInfo, count_rows
+from ..rpc.info import DatasetInfo
 from ..uris import is_this_host
 from .info import DaemonInfo, MergedDataset, ReplicaInfo, merge, merge_for_listing
 
@@ -197,16 +197,20 @@ def _select_failures(errors: Mapping[str, SplitArrowError]) -> dict[str, SplitAr
     }
 
 
-def count_merged_rows(
-    pool: DaemonPool, merged: MergedDataset, request: Request, timeout: float
-) -> dict[int, list[int]]:
-    """Count the rows of each record batch of each shard, by ordinal.
+def call_for_merged_shards(
+    pool: DaemonPool,
+    merged: MergedDataset,
+    call: CallForShards[T],
+    request: Request,
+    timeout: float,
+) -> dict[int, T]:
+    """Return the results of an action for each shard, by ordinal.
 
-    A daemon counts all its shards. Another daemon is asked only for shards that are missing. The
-    time limit, in seconds, applies to each daemon.
+    A daemon performs it for all its shards. Another daemon is asked only for shards that are
+    missing. The time limit, in seconds, applies to each daemon.
     """
     missing = dict(enumerate(list_ordinals(merged.info)))
-    counted: dict[int, list[int]] = {}
+    found: dict[int, T] = {}
     failure: SplitArrowError | None = None
     for address, replicas in _list_holders(merged).items():
         if not missing.keys() & replicas.keys():
@@ -214,21 +218,20 @@ def count_merged_rows(
         version = next(iter(replicas.values())).version
         try:
             client = pool.connections[address].client()
-            counts = count_rows(client.channel, replace(request, version=version), timeout)
+            results = call(client.channel, replace(request, version=version), timeout)
         except TRANSIENT as error:
             failure = error
             continue
         for index, replica in replicas.items():
-            rows = counts.get(replica.shard or 0)
-            if index in missing and rows is not None:
-                counted[missing.pop(index)] = rows
+            result = results.get(replica.shard or 0)
+            if index in missing and result is not None:
+                found[missing.pop(index)] = result
     if missing:
         raise failure or DatasetError(
-            f"no daemon counted the rows of shard {format_ranges(missing.values())} of "
-            f"{request.dataset!r}",
+            f"no daemon measured shard {format_ranges(missing.values())} of {request.dataset!r}",
             stream=request.dataset,
         )
-    return dict(sorted(counted.items()))
+    return dict(sorted(found.items()))
 
 
 def _list_holders(merged: MergedDataset) -> dict[str, dict[int, ReplicaInfo]]:
@@ -491,9 +494,11 @@ class ClusterClient(BaseClient):
                 raise result
         return [DaemonInfo.of(address, result) for address, result in results.items()]
 
-    def _count_rows(self, request: Request, timeout: float) -> dict[int, list[int]]:
+    def _call_for_shards(
+        self, call: CallForShards[T], request: Request, timeout: float
+    ) -> dict[int, T]:
         merged = self.describe_replicas(request)
-        return count_merged_rows(self._pool, merged, request, timeout)
+        return call_for_merged_shards(self._pool, merged, call, request, timeout)
 
     def _plan_endpoints(
         self, request: Request, shards: frozenset[int] | None, plan: ReadPlan

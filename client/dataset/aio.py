@@ -282,6 +282,8 @@ class AsyncBaseClient(Generic[ClientT]):
     """Return the schema of a dataset; see `Client.schema`."""
     count_rows = _in_thread(BaseClient.count_rows)
     """Count the rows of each stored record batch; see `Client.count_rows`."""
+    list_lengths = _in_thread(BaseClient.list_lengths)
+    """List the lengths of the lists in a column; see `Client.list_lengths`."""
     sql = _in_thread(BaseClient.sql)
     """Return the result of a SELECT statement over datasets; see `Client.sql`."""
     drop = _in_thread(BaseClient.drop)

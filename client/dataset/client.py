@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ from ..rpc.info import (
     UploadResult,
     count_rows,
     encode_command,
+    list_lengths,
     parse_info,
     parse_result,
     parse_schema,
@@ -63,6 +64,9 @@ if TYPE_CHECKING:
 
 
 _MAX_SCHEMAS = 64
+T = TypeVar("T")
+CallForShards = Callable[[FlightChannel, Request, float], dict[int, T]]
+"""Performs an action at a server, and returns a result for each of its shards by their indices."""
 
 
 class ConnectArguments(TypedDict, total=False):
@@ -225,11 +229,71 @@ class BaseClient(Mapping[str, "Dataset"]):
             filter=self._encode_filter(name, filter),
             version=version,
         )
-        return self._count_rows(request, timeout)
+        return self._call_for_shards(count_rows, request, timeout)
+
+    def list_lengths(
+        self,
+        name: str,
+        column: str,
+        *,
+        filter: Any = None,
+        version: str | None = None,
+        timeout: float = 600.0,
+    ) -> dict[int, pa.ChunkedArray[Any]]:
+        """List the lengths of the lists in a column, without sending their values.
+
+        Of an Arrow file that is not compressed, the server reads only the offsets of the lists.
+
+        Parameters
+        ----------
+        name : str
+            The dataset.
+        column : str
+            A column of lists, strings or binaries, or a field of structs (``st.x``). The lengths of
+            strings and binaries are in bytes. Maps and views of strings have no lengths.
+        filter, version, timeout
+            Those of `count_rows`.
+
+        Returns
+        -------
+        dict of int to pyarrow.ChunkedArray
+            For each shard, by its ordinal, the length of the list in each selected row: int32, null
+            for null. There is a chunk for each record batch that `count_rows` counts.
+
+        Raises
+        ------
+        NotFoundError
+            If no such dataset or column exists.
+        InvalidRequestError
+            If the values in the column have no lengths.
+        RemoteError
+            If the server refuses, as it does for `count_rows`, or does not know the action.
+
+        Examples
+        --------
+        >>> import pyarrow, splitarrow
+        >>> batches = pyarrow.table({"tokens": [[7, 8, 9], None, [4]]}).to_batches(max_chunksize=2)
+        >>> server = splitarrow.serve({"documents": batches}, control="grpc://127.0.0.1:0")
+        >>> with server, splitarrow.connect(server.control_uri) as client:
+        ...     lengths = client.list_lengths("documents", "tokens")
+        ...     {shard: each.to_pylist() for shard, each in lengths.items()}
+        ...     [len(chunk) for chunk in lengths[0].chunks]
+        {0: [3, None, 1]}
+        [2, 1]
+        """
+        request = build_request(
+            name,
+            columns=(column,),
+            filter=self._encode_filter(name, filter),
+            version=version,
+        )
+        return self._call_for_shards(list_lengths, request, timeout)
 
     @abstractmethod
-    def _count_rows(self, request: Request, timeout: float) -> dict[int, list[int]]:
-        """Return the rows of each record batch of each shard, by ordinal."""
+    def _call_for_shards(
+        self, call: CallForShards[T], request: Request, timeout: float
+    ) -> dict[int, T]:
+        """Return the results of an action for each shard, by ordinal."""
 
     def read(self, name: str | None = None, **arguments: Unpack[ReadArguments]) -> DatasetStream:
         """Open a dataset for reading.
@@ -534,15 +598,17 @@ class Client(BaseClient):
         info = self.describe(Request(name, limit=0))
         return info.schema, info.version
 
-    def _count_rows(self, request: Request, timeout: float) -> dict[int, list[int]]:
+    def _call_for_shards(
+        self, call: CallForShards[T], request: Request, timeout: float
+    ) -> dict[int, T]:
         info = self.describe(request)
         check_complete(info, self.uri)
         request = replace(request, version=request.version or info.version or None)
-        counts = count_rows(self.channel, request, timeout)
+        results = call(self.channel, request, timeout)
         return {
-            ordinal: counts[index]
+            ordinal: results[index]
             for ordinal, index in list_ordinals(info).items()
-            if index in counts
+            if index in results
         }
 
     def _plan_endpoints(

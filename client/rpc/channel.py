@@ -177,6 +177,7 @@ class FlightChannel:
         timeout: float | None = None,
         repeats: int = REPEATS,
         wait: bool = False,
+        max_bytes: int = _MAX_ANSWER_BYTES,
     ) -> Iterator[bytes]:
         """Call a method that streams its responses, and yield them; see `call_unary`.
 
@@ -193,10 +194,10 @@ class FlightChannel:
             for response in responses:
                 repeats = 0
                 nbytes += len(response)
-                if nbytes > _MAX_ANSWER_BYTES:
+                if nbytes > max_bytes:
                     responses.cancel()
                     raise LimitError(
-                        f"{self.address} answers {method} with more than {_MAX_ANSWER_BYTES} bytes"
+                        f"{self.address} answers {method} with more than {max_bytes} bytes"
                     )
                 yield response
             return

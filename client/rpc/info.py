@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from ...errors import InvalidDataError, ProtocolError, SplitArrowError
+from ...errors import InvalidDataError, ProtocolError, RemoteError, SplitArrowError
 from ...formats.arrow.schema import read_schema
 from ...formats.arrow.tensors.tensor import format_shape
 from ...formats.text import describe_as_html, describe_object, format_bytes, format_count
@@ -20,6 +21,7 @@ from ...proto import Flight_pb2 as flight
 from ...protocol.limits import DEFAULT_LIMITS
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
+from .errors import restate_error
 
 if TYPE_CHECKING:
     from .channel import FlightChannel
@@ -318,6 +320,10 @@ def parse_result(kind: type[_Result], response: bytes, name: str) -> _Result:
         raise ProtocolError(f"the server sent a malformed {what} result", stream=name) from None
 
 
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(map(_is_count, values))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
 RowCounts = dict[int, list[int]]
 """For each shard, the rows of its record batches."""
 
@@ -328,9 +334,54 @@ def count_rows(channel: FlightChannel, request: Request, timeout: float) -> RowC
         shard["shard"]: shard["rows"]
         for shard in _call_for_shards(
             *(channel, "count", request, timeout, "row counts"),
-            lambda shard: isinstance(shard["rows"], list) and all(map(_is_count, shard["rows"])),
+            lambda shard: _are_counts(shard["rows"]),
         )
     }
+
+
+Lengths = dict[int, "pa.ChunkedArray[Any]"]
+"""For each shard, the lengths of values as int32, with a chunk for each of its record batches."""
+_MAX_LENGTHS_BYTES = 1 << 32
+
+
+def list_lengths(channel: FlightChannel, request: Request, timeout: float) -> Lengths:
+    """List the lengths of the values in the column of a request, within a time limit in seconds.
+
+    Raises `RemoteError` with the code UNIMPLEMENTED if the server is an older one.
+    """
+    found: Lengths = {}
+    parts: list[Any] = []
+    try:
+        for part in _call_for_shards(
+            *(channel, "lengths", request, timeout, "lengths"),
+            lambda part: part["rows"] is None or _are_counts(part["rows"]),
+            parse=_parse_lengths,
+            max_bytes=_MAX_LENGTHS_BYTES,
+        ):
+            parts.append(part["lengths"])
+            if part["rows"] is not None:
+                ends = [0, *accumulate(part["rows"])]
+                lengths = pa.concat_arrays(parts)
+                parts = []
+                if ends[-1] != len(lengths):
+                    raise ProtocolError("the server sent malformed lengths", stream=request.dataset)
+                chunks = [lengths.slice(begin, end - begin) for begin, end in pairwise(ends)]
+                found[part["shard"]] = pa.chunked_array(chunks, pa.int32())
+        if parts:
+            raise ProtocolError("the server sent malformed lengths", stream=request.dataset)
+    except RemoteError as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+        message = f"{channel.address} is too old to list lengths; update it ({error.message})"
+        raise restate_error(error, message, request.dataset) from None
+    return found
+
+
+def _parse_lengths(body: bytes) -> Any:
+    from ...formats.arrow.lengths import decode_lengths  # imports pyarrow.compute
+
+    header, lengths = decode_lengths(body)
+    return {"rows": None, **header, "lengths": lengths}
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,15 +422,18 @@ def _call_for_shards(
     timeout: float,
     content: str,
     is_valid: Callable[[Any], bool],
+    parse: Callable[[bytes], Any] = json.loads,
+    **limits: int,
 ) -> Iterator[Any]:
-    """Perform an action that returns a JSON object for each shard, and yield the objects."""
+    """Perform an action that returns JSON objects with shards, and yield the objects."""
     name = request.dataset
     message = flight.Action(type=action, body=request.ticket()).SerializeToString()
-    for result in channel.call_stream("DoAction", message, dataset=name, timeout=timeout):
+    options: Any = {"dataset": name, "timeout": timeout, **limits}
+    for result in channel.call_stream("DoAction", message, **options):
         try:
-            shard: Any = json.loads(flight.Result.FromString(result).body)
+            shard: Any = parse(flight.Result.FromString(result).body)
             is_valid_shard = _is_count(shard["shard"]) and is_valid(shard)
-        except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        except (ProtocolError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
             is_valid_shard, shard = False, None
         if not is_valid_shard:
             raise ProtocolError(f"the server sent malformed {content}", stream=name)

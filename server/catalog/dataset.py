@@ -14,10 +14,10 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -141,6 +141,9 @@ class Source(Protocol):
         """
         ...
 
+
+Measures = Generator[Any, None, None]
+"""A generator of measures of record batches; see `ServedDataset.measure_batches`."""
 
 _T = TypeVar("_T")
 
@@ -284,13 +287,18 @@ class ServedDataset(ABC):
         """
 
     @abstractmethod
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored record batch or row group of one shard contributes.
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
+        """Yield a measure of each stored record batch or row group of one shard.
 
-        Only the shard, the version and the filter of the request apply. Blocking. Raises
-        `SplitArrowError` as `open` does; with the code FAILED_PRECONDITION if the data can be
-        read only once.
+        It is the number of rows that pass the filter or, if the request has a column, the lengths
+        of the values of that column in these rows. Only the shard, the version, the filter and the
+        column of the request apply. Blocking. Raises `SplitArrowError` as `open` does; with the
+        code FAILED_PRECONDITION if the data can be read only once.
         """
+
+    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+        """Return the rows that each batch of one shard contributes; see `measure_batches`."""
+        return list(self.measure_batches(replace(request, columns=None), encoding))
 
     def close(self) -> None:  # noqa: B027
         """Release the dataset's resources. Open sources stay usable.

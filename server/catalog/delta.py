@@ -45,6 +45,7 @@ from .dataset import (
     Encoding,
     FixedDataset,
     GeneratorSource,
+    Measures,
     Shard,
     VersionedDataset,
     parse_version_number,
@@ -432,9 +433,9 @@ class DeltaVersion(FixedDataset):
         """Open the version for one reader; see `ServedDataset.open`."""
         return self._select(request).open(request, encoding, self._location)
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each row group contributes; see `ServedDataset.count_rows`."""
-        return self._select(request).count_rows(request, encoding, self._location)
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
+        """Yield a measure of each row group; see `ServedDataset.measure_batches`."""
+        return self._select(request).measure_batches(request, encoding, self._location)
 
     def _select(self, request: Request) -> ConcatenatedFiles:
         select_shards(request, self.shards)  # which checks the request of an empty table, too
@@ -503,9 +504,9 @@ class DeltaDataset(VersionedDataset[DeltaVersion]):
         """Open a version for one reader; see `ServedDataset.open`."""
         return self.resolve_version(request).open(request, encoding)
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each row group contributes; see `ServedDataset.count_rows`."""
-        return self.resolve_version(request).count_rows(request, encoding)
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
+        """Yield a measure of each row group; see `ServedDataset.measure_batches`."""
+        return self.resolve_version(request).measure_batches(request, encoding)
 
     def _find_newest(self, *, strict: bool) -> DeltaVersion:
         """Return the newest version. If not `strict`, an error is logged, not raised."""

@@ -134,17 +134,8 @@ class RowFilter:
         return [part for part in parts if may_match(self.condition, find_ranges(part))]
 
     def apply(self, batch: pa.RecordBatch, columns: Sequence[int]) -> pa.RecordBatch:
-        """Return the rows of a batch that pass the filter.
-
-        The columns that the filter refers to must be fully validated. Raises `InvalidRequestError`
-        if the filter fails for a value, and `ExhaustedError` if it takes too much memory for a
-        single row, or too much processor time.
-        """
-        used = self.columns
-        arrays = {
-            index: batch.column(place) for place, index in enumerate(columns) if index in used
-        }
-        mask = self._evaluate(arrays, batch.num_rows)
+        """Return the rows of a batch that pass the filter; errors as for `find_rows`."""
+        mask = self.find_rows(batch, columns)
         kept = mask.true_count
         if kept == batch.num_rows:
             return batch
@@ -156,12 +147,21 @@ class RowFilter:
         )
         return truncate(filtered) if needs_truncation(batch.schema) else filtered
 
-    def _evaluate(self, arrays: Mapping[int, Any], rows: int) -> Any:
-        """Return the value of the condition for each row."""
+    def find_rows(self, batch: pa.RecordBatch, columns: Sequence[int]) -> Any:
+        """Return the value of the condition for each row, as an array; rows with true pass.
+
+        The columns that the filter refers to must be fully validated. Raises `InvalidRequestError`
+        if the filter fails for a value, and `ExhaustedError` if it takes too much memory for a
+        single row, or too much processor time.
+        """
+        used = self.columns
+        arrays = {
+            index: batch.column(place) for place, index in enumerate(columns) if index in used
+        }
         masks: list[Any] = []
         self.processor_time.start()
         try:
-            for count, inputs in self._slices(arrays, rows):
+            for count, inputs in self._slices(arrays, batch.num_rows):
                 masks.append(evaluate(self.condition, inputs, count))
                 nbytes = sum(array.nbytes for array in inputs.values())
                 self.processor_time.spend(count, nbytes)

@@ -30,6 +30,7 @@ from .dataset import (
     Encoding,
     FixedDataset,
     GeneratorSource,
+    Measures,
     ServedDataset,
     Shard,
     VersionedDataset,
@@ -114,8 +115,8 @@ class PublishedVersion(FixedDataset):
             source.call_on_close(resources.pop_all().close)
         return source
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`.
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
+        """Yield a measure of each stored batch; see `ServedDataset.measure_batches`.
 
         Raises `VersionRemovedError` if the version was pruned.
         """
@@ -123,11 +124,8 @@ class PublishedVersion(FixedDataset):
         shards = self._select_shards(request)
         with self._lock_version(shards):
             rest = replace(request, shard=None, version=None)
-            return [
-                rows
-                for shard in shards
-                for rows in self._reader.count_rows(shard, self.schema, rest, encoding)
-            ]
+            for shard in shards:
+                yield from self._reader.measure_batches(shard, self.schema, rest, encoding)
 
     def _lock_version(self, shards: Sequence[ShardEntry]) -> ExitStack:
         """Return resources that keep the version from being pruned.
@@ -215,9 +213,11 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
         """Open a version for one reader; see `ServedDataset.open`."""
         return self._use_version(request, lambda version: version.open(request, encoding))
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`."""
-        return self._use_version(request, lambda version: version.count_rows(request, encoding))
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
+        """Yield a measure of each stored batch; see `ServedDataset.measure_batches`."""
+        yield from self._use_version(
+            request, lambda version: list(version.measure_batches(request, encoding))
+        )
 
     def _use_version(self, request: Request, use: Callable[[PublishedVersion], _T]) -> _T:
         """Return the result for the version of a request, or for a newer one if it was pruned."""

@@ -27,7 +27,7 @@ from ...publication.shard_files import check_shard_length, hash_file
 from ...publication.storage import Storage
 from ..config import Settings
 from ..metrics import CacheUses
-from .dataset import Encoding, GeneratorSource
+from .dataset import Encoding, GeneratorSource, Measures
 from .files.arrow import ArrowFileDataset
 from .files.concatenated import ConcatenatedFiles
 from .files.origins import LocalOrigin, make_read_error
@@ -209,12 +209,12 @@ class ShardReader:
         groups = encode_groups(selection, batches, location, is_valid=False)
         return GeneratorSource(groups, blocking=True)
 
-    def count_rows(
+    def measure_batches(
         self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding
-    ) -> list[int]:
-        """Return the rows that each record batch of a shard contributes; errors as for `open`."""
+    ) -> Measures:
+        """Yield a measure of each record batch of a shard; errors as for `open`."""
         with self._local_file(shard) as file:
-            return self._inspect(file, shard, schema).count_rows(request, encoding)
+            yield from self._inspect(file, shard, schema).measure_batches(request, encoding)
 
     def has_cached(self, shards: Sequence[ShardEntry]) -> bool:
         """Return whether the shards are in an object store, and the cache has all of them."""

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import InvalidRequestError, NotFoundError
+from ...formats.arrow.lengths import has_lengths
 from ...formats.nested_fields import (
     NestedField,
     StructField,
@@ -133,6 +134,9 @@ class Selection:
     """How to make the columns to send of those that the dataset reads. None if it returns them."""
     paths: tuple[str, ...] | None = None
     """See `Derivation.paths`. None means all of the columns."""
+    only_lengths: bool = False
+    """Whether only the lengths of the values in the first column are needed. The dataset may return
+    lists of nulls that have the same lengths."""
 
     @classmethod
     def resolve(
@@ -182,24 +186,39 @@ class Selection:
         return selection if reads_fields else selection._derive_fields(schema)
 
     @classmethod
-    def for_counting(
+    def for_measuring(
         cls, request: Request, encoding: Encoding, schema: pa.Schema, *, reads_fields: bool = False
     ) -> Selection:
-        """Return a selection of the rows that pass a request's filter, and of the columns it needs.
+        """Return a selection for `ServedDataset.measure_batches`, of the columns that this needs.
 
-        Parameters and errors are those of `resolve`. The rest of the request does not apply.
+        Parameters and errors are those of `resolve`. Raises `InvalidRequestError`, too, if the
+        request has several columns, or one whose values have no lengths.
         """
         selection = cls.resolve(
-            Request(request.dataset, filter=request.filter),
+            Request(request.dataset, columns=request.columns, filter=request.filter),
             Encoding(budget=encoding.budget),
             schema,
             reads_fields=True,
         )
-        columns = tuple(sorted(selection.filter.columns)) if selection.filter is not None else ()
+        names = request.columns or ()
+        if len(names) > 1:
+            raise InvalidRequestError(
+                f"the lengths in {len(names)} columns are requested; request those in one column",
+                stream=request.dataset,
+            )
+        measured = (selection.columns or (0,)) if names else ()
+        filtered = () if selection.filter is None else sorted(selection.filter.columns)
+        columns = tuple(dict.fromkeys((*measured, *filtered)))
         if not columns:
             return selection
         part = select_fields(extend_schema(schema, selection.fields), columns)
-        selection = replace(selection, schema=part, columns=columns)
+        if names and not has_lengths(part.field(0).type):
+            raise InvalidRequestError(
+                f"the values in {names[0]!r} have the type {part.field(0).type}; only lists, "
+                "strings and binaries have lengths",
+                stream=request.dataset,
+            )
+        selection = replace(selection, schema=part, columns=columns, only_lengths=bool(names))
         return selection if reads_fields else selection._derive_fields(schema)
 
     @property

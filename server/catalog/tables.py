@@ -14,8 +14,8 @@ from ...errors import DatasetError, RemoteError, UsageError, remote_error
 from ...formats.arrow.schema import describe_difference
 from ...formats.arrow.truncation import needs_truncation, truncate
 from ...protocol.request import Request
-from .dataset import Encoding, FixedDataset, GeneratorSource, check_batches
-from .messages.reencoding import Batches, count_matches, encode_groups
+from .dataset import Encoding, FixedDataset, GeneratorSource, Measures, check_batches
+from .messages.reencoding import Batches, encode_groups, measure_batches
 from .selection import Selection
 
 BATCH_BYTES = 64 << 20
@@ -43,14 +43,13 @@ class SlicedDataset(FixedDataset):
         check_batches(request, len(self._slices))
         return selection
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each slice contributes; see `ServedDataset.count_rows`."""
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
+        """Yield a measure of each slice; see `ServedDataset.measure_batches`."""
         self.check_request(request)
         rows = [each.num_rows for each in self._slices]
-        if request.filter is None:
-            return rows
-        selection = Selection.for_counting(request, encoding, self.schema)
-        return count_matches(selection, self._read_batches, rows, f"the {self.kind}", is_valid=True)
+        selection = Selection.for_measuring(request, encoding, self.schema)
+        label = f"the {self.kind}"
+        return measure_batches(selection, self._read_batches, rows, label, is_valid=True)
 
 
 class TableDataset(SlicedDataset):
@@ -118,7 +117,7 @@ class ReaderDataset(FixedDataset):
         source.call_on_close(lambda: _close_reader(reader))
         return source
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
         """Refuse: counting the rows would use up the reader."""
         raise _no_random_access(request)
 

@@ -26,7 +26,14 @@ from ...formats.arrow.tensors.labels import (
 from ...formats.arrow.tensors.layout import AnyLayout, SparseLayout, find_type_name
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
-from .dataset import Encoding, FixedDataset, GeneratorSource, MessageGroups, ServedDataset
+from .dataset import (
+    Encoding,
+    FixedDataset,
+    GeneratorSource,
+    Measures,
+    MessageGroups,
+    ServedDataset,
+)
 
 MAX_DESCRIPTIONS = 64
 """The largest number of tensors of a dataset that are described to clients."""
@@ -157,7 +164,7 @@ class TensorDataset(FixedDataset):
         selected = select_tensors(request, self._tensors)
         return GeneratorSource(_encode_groups(selected), blocking=False)
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
         """Refuse: tensors have no rows."""
         del encoding
         raise refuse_counting(request)

@@ -40,6 +40,7 @@ from .dataset import (
     DatasetView,
     Encoding,
     GeneratorSource,
+    Measures,
     MessageGroups,
     ServedDataset,
     Source,
@@ -259,6 +260,6 @@ class VortexDataset(DatasetView):
             return None
         return self._original.open_arrays(request, regions=regions)
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`."""
-        return self._original.count_rows(replace(request, format=None), encoding)
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
+        """Yield a measure of each stored batch; see `ServedDataset.measure_batches`."""
+        return self._original.measure_batches(replace(request, format=None), encoding)

@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,9 +15,11 @@ import anyio
 from anyio import to_thread
 
 from ...errors import InvalidRequestError, NotFoundError, SplitArrowError, remote_error
+from ...formats.arrow.lengths import encode_lengths
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ..auth.principal import Permission
+from ..catalog.dataset import ServedDataset
 from ..catalog.delta import DeltaDataset, DeltaVersion
 from ..catalog.published import PublishedDataset
 from ..logs import get_logger
@@ -136,6 +139,11 @@ class ActionHandler:
                 'each shard: {"dataset": NAME, "filter": EXPRESSION}',
                 self._count,
             ),
+            "lengths": (
+                "Return the lengths of the lists in a column, as Arrow IPC streams for each shard: "
+                '{"dataset": NAME, "columns": [NAME], "filter": EXPRESSION}',
+                self._lengths,
+            ),
             "ranges": (
                 "Return the ranges of columns, as one JSON object for each shard: "
                 '{"dataset": NAME, "columns": NAMES}',
@@ -232,11 +240,48 @@ class ActionHandler:
 
     async def _count(self, call: Call, body: bytes) -> bytes:
         """Send the rows of each record batch, shard by shard. The last shard is the result."""
+        dataset, parts = await self._list_shards(call, Request.parse(body))
+        server, result = call.server, b""
+        for part in parts:
+            if result:
+                await call.write(flight.Result(body=result).SerializeToString())
+            async with server.read_slots.slot_for(part, call.principal.name):
+                rows = await to_thread.run_sync(
+                    dataset.count_rows, part, server.encoding, limiter=server.threads
+                )
+            result = _encode_json({"shard": part.shard, "version": part.version, "rows": rows})
+        return result
+
+    async def _lengths(self, call: Call, body: bytes) -> bytes:
+        """Send the lengths in each shard, in parts. The last part is the result."""
         request = Request.parse(body)
+        if request.columns is None:
+            raise InvalidRequestError("the request names no column", stream=request.dataset)
+        dataset, parts = await self._list_shards(call, request)
+        server, result = call.server, b""
+        run = partial(to_thread.run_sync, limiter=server.threads)
+        for part in parts:
+            slot = server.read_slots.slot_for(part, call.principal.name)
+            measures = await run(dataset.measure_batches, part, server.encoding)
+            header = {"shard": part.shard, "version": part.version}
+            with closing(measures), closing(encode_lengths(header, measures)) as streams:
+                while True:
+                    async with slot:
+                        stream = await run(next, streams, None)
+                    if stream is None:
+                        break
+                    if result:
+                        await call.write(flight.Result(body=result).SerializeToString())
+                    result = stream
+        return result
+
+    async def _list_shards(
+        self, call: Call, request: Request
+    ) -> tuple[ServedDataset, list[Request]]:
+        """Return the version of a dataset that a request is for, and a request for each shard."""
         dataset = call.find_dataset(request.dataset)
         call.check_draining(request)
-        server = call.server
-        run = partial(to_thread.run_sync, limiter=server.threads)
+        run = partial(to_thread.run_sync, limiter=call.server.threads)
         if isinstance(dataset, (DeltaDataset, PublishedDataset)):
             dataset = await run(dataset.resolve_version, request)
         version = await run(lambda: dataset.version)
@@ -244,15 +289,7 @@ class ActionHandler:
             request = replace(request, version=version)
         shards = await run(lambda: len(dataset.shards))
         selected = range(shards) if request.shard is None else [request.shard]
-        result = b""
-        for shard in selected:
-            if result:
-                await call.write(flight.Result(body=result).SerializeToString())
-            part = replace(request, shard=shard)
-            async with server.read_slots.slot_for(request, call.principal.name):
-                rows = await run(dataset.count_rows, part, server.encoding)
-            result = _encode_json({"shard": shard, "version": version, "rows": rows})
-        return result
+        return dataset, [replace(request, shard=shard) for shard in selected]
 
     async def _ranges(self, call: Call, body: bytes) -> bytes:
         """Send the ranges of the columns, shard by shard. The last shard is the result."""

@@ -132,7 +132,9 @@ ACTIONS = (
     "reload",
     "CancelFlightInfo",
     "RenewFlightEndpoint",
+    "lengths",
 )
+"""All actions. The corpus has their positions, so a new one is the last."""
 _DO_ACTION = "/arrow.flight.protocol.FlightService/DoAction"
 _FAILURES = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 

@@ -23,4 +23,5 @@ def test_the_corpus_does_no_harm(name: str) -> None:
 
 def test_every_action_is_attacked() -> None:
     with running() as server, server.client() as client:
-        assert tuple(action.type for action in client.list_actions(bearer("none"))) == ACTIONS
+        listed = [action.type for action in client.list_actions(bearer("none"))]
+    assert sorted(listed) == sorted(ACTIONS)

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 
 from ....errors import InvalidDataError, ProtocolError
-from ....formats.arrow.checker import MessageChecker
+from ....formats.arrow.checker import MessageChecker, plan_batch
 from ....formats.arrow.custom_metadata import make_schema_message
-from ....formats.arrow.data_types import has_unions
+from ....formats.arrow.data_types import has_unions, is_text, replace_fields
 from ....formats.arrow.file import (
     BLOCK,
     HEAD_BYTES,
@@ -31,7 +31,14 @@ from ....formats.arrow.file import (
     find_footer,
     read_footer,
 )
-from ....formats.arrow.message import HeaderType, parse_prefix, read_batch_header, read_endianness
+from ....formats.arrow.lengths import has_lengths
+from ....formats.arrow.message import (
+    HeaderType,
+    parse_prefix,
+    read_batch_header,
+    read_batch_table,
+    read_endianness,
+)
 from ....formats.arrow.metadata_limits import survey_footer, survey_schema
 from ....formats.arrow.schema import are_schemas_equal, read_dictionary_types, read_schema
 from ....protocol.limits import DEFAULT_LIMITS
@@ -145,9 +152,57 @@ class ArrowFileDataset(FileDataset):
             for number in numbers:
                 if checker is not None:
                     checker.check(leading + number)
+                if index is not None and selection.only_lengths and selection.columns:
+                    lists = _read_lists(file, index, leading + number, selection.columns[0])
+                    if lists is not None:
+                        file.check()
+                        yield lists, None
+                        continue
                 batch, custom_metadata = reader.get_batch_with_custom_metadata(number)
                 file.check()
                 yield selection.reorder(batch), custom_metadata
+
+
+def _read_lists(
+    file: SourceFile, index: MessageIndex, number: int, column: int
+) -> pa.RecordBatch | None:
+    """Read the lists in a column of a checked message, with nulls in place of their values.
+
+    It reads the validity and the offsets. Return None if the column has other types, or the message
+    is compressed or in the other byte order.
+    """
+    field = index.schema.field(column)
+    if not has_lengths(field.type) or read_endianness(index.schema_metadata) == "big":
+        return None
+    offset, metadata_length, _ = index.blocks[number]
+    data = file.read(offset, metadata_length)
+    table = read_batch_table(data[parse_prefix(data[:8]).nbytes :])
+    if table.codec is not None or table.has_custom_metadata:
+        return None  # Arrow 0.17 declared the codec in the custom metadata
+    before = plan_batch(list(index.schema)[:column], is_v5=table.version >= 4)
+    first = 2 * (before.buffers + sum(table.variadic_counts[: before.views]))
+    count = 1 + sum(part.name != "data" for part in plan_batch([field]).arrays[0].buffers)
+    spans = table.buffers[first : first + 2 * count + 2]
+    body = offset + metadata_length
+    validity, *offsets = (
+        pa.py_buffer(file.read(body + spans[part], spans[part + 1]) if spans[part + 1] else b"")
+        for part in range(0, 2 * count, 2)
+    )
+    rows, nulls, *values = table.nodes[2 * len(before.arrays) :][:3]
+    if is_text(field.type):
+        is_large = field.type in (pa.large_string(), pa.large_binary())
+        data_type = (pa.large_list if is_large else pa.list_)(pa.null())
+        values = [spans[-1]]
+    else:
+        data_type = replace_fields(field.type, [pa.field("item", pa.null())])
+    lists = pa.Array.from_buffers(
+        data_type,
+        rows,
+        [validity if validity.size else None, *offsets],
+        nulls,
+        children=[pa.nulls(values[0])],
+    )
+    return pa.RecordBatch.from_arrays([lists], [field.name])
 
 
 def _choose_options(selection: Selection, schema: pa.Schema) -> Any:

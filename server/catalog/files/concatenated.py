@@ -19,11 +19,11 @@ from ....formats.parquet.variant.arrow_fields import (
 )
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
-from ..dataset import Encoding, GeneratorSource, MessageGroups, check_batches
+from ..dataset import Encoding, GeneratorSource, Measures, MessageGroups, check_batches
 from ..messages.message_index import MessageIndex
 from ..messages.passthrough import PassthroughMessages
 from ..messages.plan import allows_passthrough
-from ..messages.reencoding import Batches, count_matches, encode_groups
+from ..messages.reencoding import Batches, encode_groups, measure_batches
 from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
 from .hive import Partitions, PartitionValues, add_partition_columns, select_from_file
@@ -165,19 +165,17 @@ class ConcatenatedFiles:
         groups = encode_groups(selection, batches, label, is_valid=is_valid)
         return GeneratorSource(groups, blocking=True)
 
-    def count_rows(self, request: Request, encoding: Encoding, label: str) -> list[int]:
-        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`.
+    def measure_batches(self, request: Request, encoding: Encoding, label: str) -> Measures:
+        """Yield a measure of each stored batch; see `ServedDataset.measure_batches`.
 
         The caller has dealt with the version and the shard of the request.
         """
-        rows = [rows for entry in self.entries for rows in entry.list_batch_rows()]
-        if request.filter is None:
-            return rows
-        selection = Selection.for_counting(
+        selection = Selection.for_measuring(
             request, encoding, self.schema, reads_fields=self.reads_fields
         )
+        rows = [rows for entry in self.entries for rows in entry.list_batch_rows()]
         is_valid = all(entry.dataset.decodes_batches for entry in self.entries)
-        return count_matches(selection, self._read_batches, rows, label, is_valid=is_valid)
+        return measure_batches(selection, self._read_batches, rows, label, is_valid=is_valid)
 
     def _select_batches(self, request: Request) -> ConcatenatedFiles:
         """Return the files with the record batches of a request, counted over all files."""

@@ -31,6 +31,7 @@ from ....transport.memory.files import open_beneath
 from ..dataset import (
     Encoding,
     GeneratorSource,
+    Measures,
     ServedDataset,
     Shard,
     Writers,
@@ -311,10 +312,10 @@ class DirectoryDataset(ServedDataset):
             return open_tensor_files(tensor_files, request, encoding)
         return files.open(request, encoding, self.location)
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`."""
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
+        """Yield a measure of each stored batch; see `ServedDataset.measure_batches`."""
         files = self._find_files(request)
-        return files.count_rows(request, encoding, self.location)
+        return files.measure_batches(request, encoding, self.location)
 
     def list_tensors(self) -> list[tuple[AnyLayout, Labels]]:
         """Return the layout and the labels of each tensor; empty if there are none."""

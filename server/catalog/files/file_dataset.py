@@ -23,6 +23,7 @@ from ...logs import get_logger
 from ..dataset import (
     Encoding,
     GeneratorSource,
+    Measures,
     ServedDataset,
     Writers,
     check_batches,
@@ -33,7 +34,7 @@ from ..dataset import (
 from ..messages.message_index import MessageIndex
 from ..messages.passthrough import PassthroughMessages
 from ..messages.plan import add_footer, file_groups, keeps_messages, plan_file
-from ..messages.reencoding import Batches, count_matches, encode_groups
+from ..messages.reencoding import Batches, encode_groups, measure_batches
 from ..selection import Selection
 from .origins import FileOrigin, Identity, LocalOrigin
 
@@ -256,22 +257,20 @@ class FileDataset(ServedDataset):
             return contents.index.count_batches(file)
         return len(self.list_batch_rows(file, contents))
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`."""
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
+        """Yield a measure of each stored batch; see `ServedDataset.measure_batches`."""
         with closing(self.open_file()) as file:
             check_version(request, hash_version(file.version))
             select_shards(request, (self,))
             contents = self.load_contents(file)
+            selection = Selection.for_measuring(
+                request, encoding, contents.schema, reads_fields=self.reads_fields
+            )
             rows = self.list_batch_rows(file, contents)
-            if request.filter is not None:
-                selection = Selection.for_counting(
-                    request, encoding, contents.schema, reads_fields=self.reads_fields
-                )
-                read = partial(self.read_batches, file, contents)
-                rows = count_matches(
-                    selection, read, rows, str(self.path), is_valid=self.decodes_batches
-                )
-            return rows
+            read = partial(self.read_batches, file, contents)
+            yield from measure_batches(
+                selection, read, rows, str(self.path), is_valid=self.decodes_batches
+            )
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the file for one reader; see `ServedDataset.open`."""

@@ -24,6 +24,7 @@ from ....transport.memory.files import SourceFile
 from ..dataset import (
     Encoding,
     GeneratorSource,
+    Measures,
     MessageGroups,
     check_version,
     hash_version,
@@ -83,7 +84,7 @@ class TensorFileDataset(FileDataset):
         select_shards(request, (self,))
         return open_tensor_files([self], request, encoding)
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
         """Refuse: tensors have no rows."""
         del encoding
         raise refuse_counting(request)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +13,11 @@ import pyarrow as pa
 from ....errors import DatasetError, ProtocolError
 from ....formats.arrow.decoding import validate_memory
 from ....formats.arrow.encoder import MessageEncoder
+from ....formats.arrow.lengths import measure_lengths
 from ....formats.arrow.schema_rewriter import adopt_schema
 from ....formats.arrow.truncation import has_offsets, needs_truncation, truncate
 from ....protocol.splitter import SourceMessage
-from ..dataset import GROUP_BYTES, MessageGroups
+from ..dataset import GROUP_BYTES, Measures, MessageGroups
 from ..selection import Selection
 
 Batch = tuple[pa.RecordBatch, Mapping[Any, Any] | None]
@@ -27,6 +26,7 @@ Batches = Generator[Batch, None, None]
 """A generator of record batches."""
 
 _MAX_GROUP_SECONDS = 0.01
+_NO_LENGTHS = pa.array([], pa.int32())
 
 
 def encode_groups(
@@ -78,39 +78,70 @@ def _map_errors(label: str) -> Generator[None]:
         raise DatasetError(f"{label} has invalid data: {reason}") from None
 
 
-def count_matches(
+def measure_batches(
     selection: Selection,
     read_batches: Callable[[Selection], Batches],
     stored_rows: Sequence[int],
     label: str,
     *,
     is_valid: bool,
-) -> list[int]:
-    """Return the number of rows of each stored batch that pass a filter.
+) -> Measures:
+    """Yield a measure of each stored batch; see `ServedDataset.measure_batches`.
 
     The batches that are read may be others than the stored ones. Raises `DatasetError` if one is
     not valid, or the number of rows differs from `stored_rows`.
     """
-    counts = [0] * len(stored_rows)
-    ends = list(accumulate(stored_rows))
-    number = row = 0
-    unfiltered = read_batches(replace(selection.for_storage(), filter=None))
-    with _map_errors(label), closing(unfiltered) as batches:
-        for batch, _ in batches:
-            batch = _derive_fields(selection, batch, is_valid=is_valid)
-            if not is_valid:
-                _validate_filtered_columns(selection, batch)
-            begin, end = row, row + batch.num_rows
-            while row < end:
-                number = bisect_right(ends, row, number)
-                if number == len(ends):
-                    raise DatasetError(f"{label} has more rows than its metadata states")
-                part = batch.slice(row - begin, min(end, ends[number]) - row)
-                counts[number] += selection.apply_filter(part).num_rows
-                row += part.num_rows
-    if ends and row != ends[-1]:
-        raise DatasetError(f"{label} has fewer rows than its metadata states")
-    return counts
+    lengths = selection.only_lengths
+    if selection.filter is None and not lengths:
+        yield from stored_rows
+        return
+    stored = replace(
+        selection.for_storage(), filter=None, only_lengths=lengths and selection.filter is None
+    )
+    with _map_errors(label), closing(read_batches(stored)) as batches:
+        checked = (
+            _check_measured(selection, batch, is_valid=is_valid)
+            for batch, _ in batches
+            if batch.num_rows
+        )
+        batch = next(checked, None)
+        for rows in stored_rows:
+            parts: list[Any] = []
+            while rows:
+                if batch is None:
+                    raise DatasetError(f"{label} has fewer rows than its metadata states")
+                part, batch = batch.slice(0, rows), batch.slice(rows)
+                parts.append(_measure(selection, part))
+                rows -= part.num_rows
+                if not batch.num_rows:
+                    batch = next(checked, None)
+            yield pa.concat_arrays([_NO_LENGTHS, *parts]) if lengths else sum(parts)
+        if batch is not None:
+            raise DatasetError(f"{label} has more rows than its metadata states")
+
+
+def _check_measured(
+    selection: Selection, batch: pa.RecordBatch, *, is_valid: bool
+) -> pa.RecordBatch:
+    """Return the columns to measure and to filter of a batch, validated."""
+    batch = _derive_fields(selection, batch, is_valid=is_valid)
+    if not is_valid:
+        batch.validate()
+        _validate_filtered_columns(selection, batch)
+    return batch
+
+
+def _measure(selection: Selection, batch: pa.RecordBatch) -> Any:
+    """Return the number of rows that pass the filter, or the lengths of their values."""
+    found = None
+    if selection.filter is not None:
+        found = selection.filter.find_rows(
+            batch, selection.read_columns or range(batch.num_columns)
+        )
+    if not selection.only_lengths:
+        return batch.num_rows if found is None else found.true_count
+    lengths = measure_lengths(batch.column(0))
+    return lengths if found is None else lengths.filter(found)
 
 
 def _select_rows(

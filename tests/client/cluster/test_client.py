@@ -283,7 +283,7 @@ def test_a_part_without_an_ordinal_is_numbered_by_its_place(
 
 
 def test_rows_are_counted_where_the_shards_are(
-    hosts: dict[str, Daemon], cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch
+    hosts: dict[str, Daemon], cluster: ClusterClient
 ) -> None:
     hosts["a"].infos = [info(range(4))]
     counted: list[Any] = []
@@ -292,11 +292,11 @@ def test_rows_are_counted_where_the_shards_are(
         counted.append((channel, request.version, timeout))
         return {n: [n] for n in range(4)}
 
-    monkeypatch.setattr(client, "count_rows", count)
-    assert cluster._count_rows(Request("d", version="s"), 2.5) == {n: [n] for n in range(4)}
+    found = cluster._call_for_shards(count, Request("d", version="s"), 2.5)
+    assert found == {n: [n] for n in range(4)}
     assert counted == [(hosts["a"], "1", 2.5)]
     with pytest.raises(RemoteError, match="version x was requested"):
-        cluster._count_rows(Request("d", version="x"), 2.5)
+        cluster._call_for_shards(count, Request("d", version="x"), 2.5)
 
 
 def test_a_cluster_is_shown_with_its_daemons_and_those_that_are_away(

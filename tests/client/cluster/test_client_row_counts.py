@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from splitarrow.client.cluster.client import count_merged_rows
+from splitarrow.client.cluster.client import call_for_merged_shards
 from splitarrow.client.cluster.info import DaemonInfo, merge
-from splitarrow.client.rpc.info import DatasetInfo, Endpoint
+from splitarrow.client.rpc.info import DatasetInfo, Endpoint, count_rows
 from splitarrow.errors import (
     ConnectError,
     DatasetError,
@@ -53,7 +53,8 @@ class Daemon:
 def count(**daemons: Daemon) -> dict[int, list[int]]:
     pool: Any = SimpleNamespace(connections=daemons)
     merged = merge("d", [DaemonInfo(name, each.info) for name, each in daemons.items()])
-    return count_merged_rows(pool, merged, Request("d", version="s", filter="bg"), 2.5)
+    request = Request("d", version="s", filter="bg")
+    return call_for_merged_shards(pool, merged, count_rows, request, 2.5)
 
 
 def test_each_daemon_counts_its_shards_at_its_own_version() -> None:
@@ -100,7 +101,7 @@ def test_a_request_that_a_daemon_refuses_is_not_repeated() -> None:
 
 
 def test_shards_that_nobody_counted_are_named() -> None:
-    with pytest.raises(DatasetError, match="no daemon counted the rows of shard 1-2 of 'd'") as e:
+    with pytest.raises(DatasetError, match="no daemon measured shard 1-2 of 'd'") as e:
         count(a=Daemon(range(4), {0: [0], 3: [3]}))
     assert e.value.stream == "d"
 
@@ -110,4 +111,5 @@ def test_a_dataset_of_one_part_is_shard_0() -> None:
     info = DatasetInfo("d", 11, 1, SCHEMA, "table", "1", (Endpoint(b"t", ()),))
     pool: Any = SimpleNamespace(connections={"a": daemon})
     merged = merge("d", [DaemonInfo("a", info)])
-    assert count_merged_rows(pool, merged, Request("d"), 1.0) == {0: [5, 6]}
+    found = call_for_merged_shards(pool, merged, count_rows, Request("d"), 1.0)
+    assert found == {0: [5, 6]}

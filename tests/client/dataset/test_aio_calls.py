@@ -66,6 +66,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("info", ("d",), {}),
     ("schema", ("d",), {}),
     ("count_rows", ("d",), {"filter": "n > 1", "version": "7", "timeout": 2.5}),
+    ("list_lengths", ("d", "n"), {"filter": "n > 1", "version": "7", "timeout": 2.5}),
     ("sql", ("SELECT 1",), {}),
     ("drop", ("d",), {}),
     ("status", (), {}),

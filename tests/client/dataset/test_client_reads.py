@@ -13,7 +13,7 @@ from splitarrow.client.arguments import ReadPlan, StreamOptions
 from splitarrow.client.dataset import dataset
 from splitarrow.client.dataset.client import BaseClient
 from splitarrow.client.rpc.channel import DatasetHold, FlightChannel
-from splitarrow.client.rpc.info import DatasetInfo
+from splitarrow.client.rpc.info import DatasetInfo, count_rows, list_lengths
 from splitarrow.errors import NotFoundError, UsageError
 from splitarrow.protocol.limits import Limits
 from splitarrow.protocol.request import Request
@@ -40,7 +40,7 @@ class Client(BaseClient):
             SimpleNamespace(channel=known[name], is_kept=False) for name in channels
         ]
         self.planned: list[tuple[Request, frozenset[int] | None, ReadPlan]] = []
-        self.counted: list[tuple[Request, float]] = []
+        self.counted: list[tuple[Any, Request, float]] = []
         self.closed = 0
 
     @property
@@ -66,8 +66,8 @@ class Client(BaseClient):
     def close(self) -> None:
         self.closed += 1
 
-    def _count_rows(self, request: Request, timeout: float) -> dict[int, list[int]]:
-        self.counted.append((request, timeout))
+    def _call_for_shards(self, call: Any, request: Request, timeout: float) -> dict[int, Any]:
+        self.counted.append((call, request, timeout))
         return {0: [3]}
 
     def _plan_endpoints(
@@ -152,12 +152,14 @@ def test_a_filter_is_serialized_for_the_schema_of_the_dataset(
     client.read("d", filter="n > 1")
     client.count_rows("d", filter="n > 1", version="7", timeout=2.5)
     client.count_rows("d")
+    client.list_lengths("d", "n", filter="n > 1", version="7", timeout=2.5)
     one, other = (request.filter for request, _, _ in client.planned)
     assert one is not None
     assert one == other
     assert client.counted == [
-        (Request("d", filter=one, version="7"), 2.5),
-        (Request("d"), 600.0),
+        (count_rows, Request("d", filter=one, version="7"), 2.5),
+        (count_rows, Request("d"), 600.0),
+        (list_lengths, Request("d", ("n",), filter=one, version="7"), 2.5),
     ]
 
 

@@ -104,8 +104,13 @@ def test_random_access_works_with_signed_tickets_and_needs_a_grant(
             assert stream.read_all() == table.slice(rows[0], sum(rows[1:3]))
         with pytest.raises(DeniedError, match="'anna' may not read 'trips'"):
             client.count_rows("trips")
+        with pytest.raises(DeniedError, match="'anna' may not read 'trips'"):
+            client.list_lengths("trips", "n")
     with server.client() as client, pytest.raises(flight.FlightUnauthorizedError):
         list(client.do_action(flight.Action("count", b'{"dataset": "trips"}'), ANNA))
+    lengths = flight.Action("lengths", b'{"dataset": "trips", "columns": ["n"]}')
+    with server.client() as client, pytest.raises(flight.FlightUnauthorizedError):
+        list(client.do_action(lengths, ANNA))
     with server.client() as client, pytest.raises(flight.FlightUnauthorizedError):
         list(client.do_action(flight.Action("ranges", b'{"dataset": "trips"}'), ANNA))
 
