@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .dataset import StreamDataset
     from .mixture import Mixture
+    from .packed import Packed
 
-_MODULES = {"Mixture": "mixture", "StreamDataset": "dataset"}
-__all__ = ["Mixture", "StreamDataset"]
+_MODULES = {"Mixture": "mixture", "Packed": "packed", "StreamDataset": "dataset"}
+__all__ = ["Mixture", "Packed", "StreamDataset"]
 
 
 def __getattr__(name: str) -> Any:

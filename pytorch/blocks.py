@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, groupby, islice
@@ -144,6 +144,8 @@ class Run(NamedTuple):
     """The lane of the source. Its rows are in the order of the epoch."""
     pieces: list[Piece]
     """The rows."""
+    open_blocks: frozenset[int] = frozenset()
+    """Blocks that the lane has left, of which later batches may need rows."""
 
 
 class BatchPlan(NamedTuple):
@@ -321,7 +323,7 @@ class BlockReader:
         self._reads: dict[_Key, _Read] = {}
         self._unused: set[_Read] = set()
         self._users: Counter[_Key] = Counter()
-        self._lanes: dict[tuple[int, int], _Key] = {}
+        self._lanes: dict[tuple[int, int], Collection[_Key]] = {}
 
     def read(self, batches: Iterator[BatchPlan]) -> Iterator[tuple[BatchPlan, Rows]]:
         """Yield each batch with its rows; raise `SplitArrowError` if a block cannot be read."""
@@ -388,14 +390,17 @@ class BlockReader:
         """Drop the blocks that neither a lane nor a batch ahead is in any more."""
         for run in batch.runs:
             last, lane = run.pieces[-1], (run.source, run.lane)
-            left = self._lanes.pop(lane, None)
+            left = self._lanes.pop(lane, ())
+            held = {(run.source, block) for block in run.open_blocks}.intersection(self._reads)
             if not self._source(run.source).is_last(last):
-                key = self._lanes[lane] = (run.source, last.block)
-                self._users[key] += 1
+                held.add((run.source, last.block))
+            if held:
+                self._lanes[lane] = held
+                self._users.update(held)
             for block in {piece.block for piece in run.pieces}:
                 self._drop((run.source, block))
-            if left is not None:
-                self._drop(left)
+            for key in left:
+                self._drop(key)
 
     def _drop(self, key: _Key) -> None:
         self._users[key] -= 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from itertools import dropwhile, islice
 from typing import Any, TypeVar
 
 from ..errors import UsageError
@@ -155,7 +155,7 @@ class StepDataset(_IterableDataset):
 
     @abstractmethod
     def _count_batches(self, position: Any) -> int:
-        """Return the number of the batch after the last one of this rank."""
+        """Return the number after that of the last batch of this rank, or a larger one."""
 
     @abstractmethod
     def _plan_batches(self, position: Any, numbers: Iterator[int]) -> Iterator[BatchPlan]:
@@ -214,7 +214,7 @@ class StepDataset(_IterableDataset):
 
     def __len__(self) -> int:
         """Return the number of batches that this rank delivers in an iteration."""
-        return len(self._list_numbers(self._start()))
+        return sum(1 for _ in self._list_numbers(self._start()))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this rank, or of this worker of a loader.
@@ -226,15 +226,12 @@ class StepDataset(_IterableDataset):
         number, workers = (None, 1) if worker is None else (worker.id, worker.num_workers)
         if worker is not None:
             self._check_worker()
-        numbers = self._list_numbers(position)[number or 0 :: workers]
-        first, self._next_batch = self._next_batch, None
-        if first is not None:
-            numbers = numbers[bisect_left(numbers, first) :]
-        elif numbers:
-            first = numbers[0]
-        self._progress = Progress(
-            position, number, workers, position.steps if first is None else first
-        )
+        numbers = islice(self._list_numbers(position), number or 0, None, workers)
+        continued, self._next_batch = self._next_batch, None
+        if continued is not None:
+            numbers = dropwhile(continued.__gt__, numbers)
+        first = position.steps if continued is None else continued
+        self._progress = Progress(position, number, workers, first)
         return self._iterate(position, numbers, workers)
 
     def _check_worker(self) -> None:
@@ -245,14 +242,14 @@ class StepDataset(_IterableDataset):
                 "batches in the training loop instead"
             )
 
-    def _iterate(self, position: Any, numbers: Sequence[int], workers: int) -> Iterator[Any]:
+    def _iterate(self, position: Any, numbers: Iterator[int], workers: int) -> Iterator[Any]:
         with (
             self._open_sources(position, workers) as find_source,
             BlockReader(find_source, self.options.prefetch_blocks) as reader,
             closing(
                 map_in_threads(
                     self._convert,
-                    reader.read(self._plan_batches(position, iter(numbers))),
+                    reader.read(self._plan_batches(position, numbers)),
                     self.options.threads,
                 )
             ) as results,
@@ -267,25 +264,20 @@ class StepDataset(_IterableDataset):
         """Return the number of a batch and what the dataset yields for it."""
         return batch[0].number, self._make_batch(*batch)
 
-    def _list_numbers(self, position: Any) -> Sequence[int]:
-        """Return the numbers of the batches from a position on, without skipped steps."""
-        numbers, offset = range(position.steps, self._count_batches(position)), position.earlier
+    def _list_numbers(self, position: Any) -> Iterator[int]:
+        """Yield the numbers of the batches from a position on, without skipped steps."""
+        numbers, earlier = range(position.steps, self._count_batches(position)), position.earlier
         if not self._skipped:
-            return numbers
-        return [
-            number
-            for number in numbers
-            if not any(number + offset in each for each in self._skipped)
-        ]
+            return iter(numbers)
+        return (n for n in numbers if not any(n + earlier in each for each in self._skipped))
 
     def _find_position(self, start: Any, taken: int) -> Any:
         """Return the position after some batches that were not skipped."""
-        if not taken:
-            return start
-        numbers = self._list_numbers(start) if self._skipped else None
-        if numbers is None or taken > len(numbers):
-            return self._advance(start, start.steps + taken)
-        return self._advance(start, numbers[taken - 1] + 1)
+        if taken and self._skipped:
+            last = next(islice(self._list_numbers(start), taken - 1, None), None)
+            if last is not None:
+                return self._advance(start, last + 1)
+        return self._advance(start, start.steps + taken)
 
     def state_dict(self, steps: int | None = None) -> dict[str, Any]:
         """Return the position in the epoch as a dict of plain values.

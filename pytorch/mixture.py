@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, fields
 from itertools import groupby
 from typing import Any, get_args
@@ -92,23 +92,26 @@ class Mixture(StepDataset):
             if value not in get_args(choices):
                 raise UsageError(f"{name} is {value!r}; expected {', '.join(get_args(choices))}")
         super().__init__(_common_options(datasets))
-        self._parts = [dataset.as_part() for dataset in datasets]
+        self.parts = [dataset.as_part() for dataset in datasets]
+        """The datasets."""
         self._part_rows = [dataset.rows for dataset in datasets]
         self._schedule = make_schedule(weights, schedule, len(datasets))
-        for part, rows in zip(self._parts, self._part_rows, strict=True):
+        for part, rows in zip(self.parts, self._part_rows, strict=True):
             if not rows:
                 raise UsageError(f"the dataset {part.plan.selection.name!r} has no rows to mix")
         self._unit: Unit = unit
         self._seed = check_seed(seed)
         self._stop: Stop = stop
-        self._label = label
-        self._schema = _unify([part for part in self._parts if part.transform is None])
+        self.label = label
+        """The name of the tensor that states the part of each row."""
+        self._schema = _unify([part for part in self.parts if part.transform is None])
         self._check_columns()
-        self._categories = _join_categories(self._parts)
+        self.value_categories = _join_categories(self.parts)
+        """The categories of dictionary columns, as arrays."""
 
     def _check_columns(self) -> None:
         """Raise `UsageError` if the batches of the parts cannot be put together."""
-        for part in self._parts:
+        for part in self.parts:
             missing = set(self._schema.names) - set(part.plan.schema.names)
             if part.transform is None and missing and self.options.tensors.on_null == "error":
                 raise UsageError(
@@ -119,7 +122,7 @@ class Mixture(StepDataset):
     @property
     def categories(self) -> dict[str, list[Any]]:
         """The values that the codes of each dictionary column refer to, of all parts together."""
-        return {name: values.to_pylist() for name, values in self._categories.items()}
+        return {name: values.to_pylist() for name, values in self.value_categories.items()}
 
     @property
     def rows(self) -> int:
@@ -136,27 +139,38 @@ class Mixture(StepDataset):
         return RowFinder(
             self.find_order(position),
             self._part_rows,
-            lambda part, turn: make_part_order(self._parts[part], position.epoch, turn, cell_rows),
+            lambda part, turn: make_part_order(self.parts[part], position.epoch, turn, cell_rows),
         )
 
-    def make_runs(self, places: Places, finder: RowFinder) -> tuple[list[Run], Any]:
-        """Return the runs with some rows, and for each row its index among those of all runs."""
+    def make_runs(
+        self, places: Places, finder: RowFinder, needed: Places | None = None
+    ) -> tuple[list[Run], Any]:
+        """Return the runs with some rows, and for each row its index among those of all runs.
+
+        `needed` are rows that lanes have passed, and later batches need.
+        """
         groups, order = places.group()
+        open_blocks: dict[tuple[int, int, int], set[int]] = {}
+        for part, turn, lane, begin, end in needed.group()[0] if needed is not None else ():
+            pieces = finder.part_order(part, turn).order.locate([(begin, end)])
+            blocks = open_blocks.setdefault((part, turn, lane), set())
+            blocks.update(piece.block for piece in pieces)
         runs: list[Run] = []
         for (part, turn, lane), members in groupby(groups, key=lambda group: group[:3]):
+            later = frozenset(open_blocks.get((part, turn, lane), ()))
             spans = [(group.begin, group.end) for group in members]
             pieces = list(finder.part_order(part, turn).order.locate(spans))
-            runs.append(Run(turn * len(self._parts) + part, lane, pieces))
+            runs.append(Run(turn * len(self.parts) + part, lane, pieces, later))
         return runs, order
 
     def join_rows(self, plan: BatchPlan, rows: Rows) -> tuple[pa.Table, Any]:
         """Return the rows of the runs of a batch, and their parts."""
         tables: list[pa.Table] = []
         labels: list[int] = []
-        counts = [(run.source % len(self._parts), len(run.pieces)) for run in plan.runs]
+        counts = [(run.source % len(self.parts), len(run.pieces)) for run in plan.runs]
         for number, part_rows in rows.split(counts):
             batch = part_rows.to_record_batch()
-            part = self._parts[number]
+            part = self.parts[number]
             if part.transform is not None:
                 batch = part.transform(batch)
             tables.append(pa.Table.from_batches([batch]))
@@ -177,25 +191,29 @@ class Mixture(StepDataset):
         table, labels = self.join_rows(plan, rows)
         order = pa.array(plan.detail)
         batch = table.unify_dictionaries().combine_chunks().to_batches()[0].take(order)
-        tensors = convert_batch(batch, self.options.tensors, self._categories)
-        if self._label is not None:
-            tensors[self._label] = torch.tensor(labels)[torch.from_numpy(plan.detail)]
+        tensors = convert_batch(batch, self.options.tensors, self.value_categories)
+        if self.label is not None:
+            tensors[self.label] = torch.tensor(labels)[torch.from_numpy(plan.detail)]
         return self.options.finish(tensors)
 
     @contextmanager
-    def _open_sources(
-        self, position: MixPosition, workers: int
-    ) -> Generator[Callable[[int], BlockSource]]:
+    def open_sources(self, position: MixPosition) -> Generator[Callable[[int], BlockSource]]:
+        """Connect, and return what finds a source by its number."""
         with ExitStack() as stack:
-            clients = [stack.enter_context(part.connect()) for part in self._parts]
+            clients = [stack.enter_context(part.connect()) for part in self.parts]
 
             def find_source(number: int) -> BlockSource:
-                turn, index = divmod(number, len(self._parts))
-                part = self._parts[index]
+                turn, index = divmod(number, len(self.parts))
+                part = self.parts[index]
                 order = make_part_order(part, position.epoch, turn, 1)
                 return BlockSource(clients[index], part.plan, order.order, order.lanes)
 
             yield find_source
+
+    def _open_sources(
+        self, position: MixPosition, workers: int
+    ) -> AbstractContextManager[Callable[[int], BlockSource]]:
+        return self.open_sources(position)
 
     def _plan_batches(self, position: MixPosition, numbers: Iterator[int]) -> Iterator[BatchPlan]:
         finder = self.find_rows(position)
@@ -215,11 +233,35 @@ class Mixture(StepDataset):
         return places.take(chosen)
 
     def _find_start(self, resumed: MixPosition | None) -> MixPosition:
-        step_rows = self.options.step_rows
+        return self._begin(self.epoch, resumed, self.options.step_rows, self._unit)
+
+    def start_rows(self, epoch: int, resumed: MixPosition | None) -> MixPosition:
+        """Return the position at which an epoch begins or continues, if each row is a step."""
+        return self._begin(epoch, resumed, 1, "rows")
+
+    def _begin(
+        self, epoch: int, resumed: MixPosition | None, step_rows: int, unit: Unit
+    ) -> MixPosition:
         if resumed is not None:
-            return resumed.continued(step_rows, self._unit, self._schedule)
-        segment = Segment(0, 0, step_rows, self._unit, self._schedule)
-        return MixPosition(self.epoch, (segment,), 0)
+            return resumed.continued(step_rows, unit, self._schedule)
+        return MixPosition(epoch, (Segment(0, 0, step_rows, unit, self._schedule),), 0)
+
+    def check_packing(self, tokens: str, made: Sequence[str]) -> None:
+        """Raise `UsageError` if a column cannot be packed, or would have the name of one made."""
+        if self._unit == "steps" and len(self._schedule) > 1:
+            raise UsageError("a schedule for packing counts rows; pass unit='rows'")
+        for part in self.parts:
+            names = part.plan.schema.names
+            if tokens not in names:
+                raise UsageError(
+                    f"the dataset {part.plan.selection.name!r} has no column {tokens!r}; its "
+                    f"columns are {', '.join(names)}"
+                )
+            if taken := set(names).intersection(made):
+                raise UsageError(
+                    f"the column {min(taken)!r} has the name of a tensor that packing makes; "
+                    "choose others with columns="
+                )
 
     def _advance(self, position: MixPosition, steps: int) -> MixPosition:
         return position.after(steps)
@@ -233,23 +275,34 @@ class Mixture(StepDataset):
         return last.step + steps + (begin < end)
 
     def _encode(self, position: MixPosition) -> dict[str, Any]:
+        return {**self.encode_order(position), **position.encode()}
+
+    def encode_order(self, position: MixPosition) -> dict[str, Any]:
+        """Return what determines the order, and the position in each part, for checkpoints."""
         taken = self.find_order(position).taken(position.rows)
         parts = [
             {**asdict(part.identity), "rows": rows}
-            for part, rows in zip(self._parts, taken, strict=True)
+            for part, rows in zip(self.parts, taken, strict=True)
         ]
-        mine = {"kind": "mixture", "seed": self._seed, "stop": self._stop, "parts": parts}
-        return {"format": STATE_FORMAT, **mine, **position.encode()}
+        return {"format": STATE_FORMAT, **self._settings, "parts": parts}
 
-    def _decode(self, state: Mapping[str, Any]) -> MixPosition:
-        check_state(state, {"kind": "mixture", "seed": self._seed, "stop": self._stop})
-        if len(state["parts"]) != len(self._parts):
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"kind": "mixture", "seed": self._seed, "stop": self._stop}
+
+    def check_order(self, state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        """Raise `UsageError` if a checkpoint is of another order, or has other settings."""
+        check_state(state, {**self._settings, **settings})
+        if len(state["parts"]) != len(self.parts):
             raise UsageError(
                 f"the state is that of a mixture of {len(state['parts'])} datasets, not "
-                f"{len(self._parts)}"
+                f"{len(self.parts)}"
             )
-        for part, saved in zip(self._parts, state["parts"], strict=True):
+        for part, saved in zip(self.parts, state["parts"], strict=True):
             part.identity.check({"format": STATE_FORMAT, **saved})
+
+    def _decode(self, state: Mapping[str, Any]) -> MixPosition:
+        self.check_order(state, {})
         return MixPosition.decode(state)
 
 
@@ -286,7 +339,7 @@ def _common_options(datasets: Sequence[StreamDataset]) -> Any:
 
 def _unify(parts: Sequence[Part]) -> pa.Schema:
     """Return a schema with the columns of all parts; raise `UsageError` if types do not agree."""
-    schemas = [part.plan.schema for part in parts]
+    schemas = [part.plan.schema for part in parts] or [pa.schema([])]
     try:
         schema: Any = pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:

@@ -19,6 +19,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -180,6 +181,15 @@ class EpochOrder:
                     yield Piece(block, row, row + count)
                 begin += count
                 index += 1
+
+    def find(self, positions: Any) -> tuple[Any, Any]:
+        """Return the blocks of positions, and their rows in the order of the epoch, as arrays."""
+        indices = np.searchsorted(self._ends, positions, side="right")
+        blocks = np.asarray(self._order, np.int64)[indices]
+        begins = (
+            np.asarray(self._ends, np.int64)[indices] - np.asarray(self._rows, np.int64)[blocks]
+        )
+        return blocks, positions - begins
 
     @property
     def is_shuffled(self) -> bool:

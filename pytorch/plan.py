@@ -14,8 +14,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -27,6 +28,10 @@ from ..transport.grpc_usage import GRPC_USAGE
 
 if TYPE_CHECKING:
     from ..memory.device_batch import DeviceBatch
+
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 class DeviceTable:
@@ -216,8 +221,6 @@ def _find_categories(
 
 Connect = Callable[[], AnyClient]
 """Connects to the control planes. It can be pickled."""
-Task = tuple[Connect, Selection, int, Mapping[str, Sequence[Any]]]
-"""The arguments of `plan_dataset`."""
 _PROGRAM = """
 import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
@@ -232,15 +235,38 @@ def plan_dataset(
     window_rows: int,
     categories: Mapping[str, Sequence[Any]],
 ) -> DatasetPlan:
-    """Return what `make_plan` returns, in a process of its own if loaders fork by default.
+    """Return what `make_plan` returns; raise `SplitArrowError` as it does."""
+    return call(make_plan, connect, selection, window_rows, categories)
+
+
+def find_lengths(client: AnyClient, selection: Selection, column: str) -> Any:
+    """Return the lengths of the lists in a column, as a ``pyarrow.ChunkedArray`` of int32.
+
+    Its order is that of `DatasetPlan.blocks`. Raises `SplitArrowError` if the daemons refuse.
+    """
+    lengths = client.list_lengths(
+        selection.name, column, filter=selection.filter, version=selection.version or None
+    )
+    chunks: Any = [chunk for array in lengths.values() for chunk in array.chunks]
+    return pa.chunked_array(chunks, pa.int32())
+
+
+def call(
+    function: Callable[Concatenate[AnyClient, Selection, P], Result],
+    connect: Connect,
+    selection: Selection,
+    *arguments: P.args,
+    **keywords: P.kwargs,
+) -> Result:
+    """Call a function with a client, in a process of its own if loaders fork by default.
 
     The arguments can be pickled. Raises `ConnectionLostError` if the process ends without a result,
-    and `SplitArrowError` as `splitarrow.connect` and `make_plan` do.
+    and `SplitArrowError` as `splitarrow.connect` and the function do.
     """
     if default_start_method() != "fork" or GRPC_USAGE.has_fork_support:
         with connect() as client:
-            return make_plan(client, selection, window_rows, categories)
-    task: Task = (connect, selection, window_rows, categories)
+            return function(client, selection, *arguments, **keywords)
+    task = partial(_perform, function, connect, selection, *arguments, **keywords)
     process = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         input=pickle.dumps(sys.path) + pickle.dumps(task),
@@ -253,10 +279,19 @@ def plan_dataset(
             "its standard error names the reason",
             stream=selection.name,
         )
-    result: DatasetPlan | SplitArrowError = pickle.loads(process.stdout)
+    result: Result | SplitArrowError = pickle.loads(process.stdout)
     if isinstance(result, SplitArrowError):
         raise result
     return result
+
+
+def _perform(function: Any, connect: Connect, *arguments: Any, **keywords: Any) -> Any:
+    """Return the result of a function, or the error that it raises."""
+    try:
+        with connect() as client:
+            return function(client, *arguments, **keywords)
+    except SplitArrowError as error:
+        return error
 
 
 def default_start_method() -> str:
@@ -266,16 +301,11 @@ def default_start_method() -> str:
 
 
 def run_task() -> None:
-    """Plan the dataset that standard input describes, and write the result to standard output."""
+    """Perform the task on standard input, and write the result to standard output."""
     output = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print
-    task: Task = pickle.load(sys.stdin.buffer)
+    task: Callable[[], Any] = pickle.load(sys.stdin.buffer)
     prevent_pandas_import()  # which has no effect if the task contains objects of pandas
-    connect, selection, window_rows, categories = task
-    try:
-        with connect() as client:
-            result = make_plan(client, selection, window_rows, categories)
-    except SplitArrowError as error:
-        result = error
+    result = task()
     with open(output, "wb") as file:
         file.write(pickle.dumps(result))

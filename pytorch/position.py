@@ -141,6 +141,10 @@ _REASONS = {
     "shuffle": "the state was saved with another value of shuffle",
     "layout": "the state was saved with another filter or window_rows",
     "stop": "the state was saved with another value of stop",
+    "tokens": "the state was saved with another column of tokens",
+    "length": "the state was saved with another length",
+    "policy": "the state was saved with another policy",
+    "window": "the state was saved with another window",
 }
 
 

@@ -141,9 +141,10 @@ LAYERS: dict[str, list[set[str]]] = {
         {"mixing", "position", "tensors"},
         {"device_tensors", "mapped_tensors"},
         {"blocks", "shared_batch"},
-        {"loader"},
+        {"loader", "packing"},
         {"dataset"},
         {"mixture"},
+        {"packed"},
     ],
     "server": [
         {"config", "logs", "metrics", "shared_lock", "shares"},
