@@ -26,6 +26,7 @@ from .loader import BatchOptions, StepDataset, find_rank
 from .order import Division, EpochOrder, Even, Share
 from .plan import Connect, DatasetPlan, Selection, plan_dataset
 from .position import Order, Position
+from .provenance import StoredSource
 from .shared_batch import SharedBatch, pass_regions
 from .tensors import OnNull, Strings, TensorOptions, check_schema, convert_batch, torch
 
@@ -325,6 +326,13 @@ class StreamDataset(StepDataset):
         if resumed is not None:
             return resumed.divided(self._division)
         return Position.start(self.epoch, self._division)
+
+    def _find_stage(self, step: int) -> tuple[Position, int]:
+        position = self._start().at(step)
+        return position, position.current.division.world_size
+
+    def _find_source(self, position: Position, number: int) -> StoredSource:
+        return StoredSource(self._connect, self._plan, self.make_order(position.epoch))
 
     def _advance(self, position: Position, steps: int) -> Position:
         return position.after(steps)

@@ -8,15 +8,20 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import dropwhile, islice
 from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from ..errors import UsageError
 from .blocks import BatchPlan, BlockReader, BlockSource, Rows
 from .device_tensors import move
 from .order import Even
 from .position import Progress, find_dataset_state
+from .provenance import StoredSource, locate_runs
 from .tensors import TensorOptions, torch
 
 _IterableDataset: Any = torch.utils.data.IterableDataset
@@ -171,6 +176,18 @@ class StepDataset(_IterableDataset):
     def _make_batch(self, plan: BatchPlan, rows: Rows) -> Any:
         """Return what the dataset yields for a batch."""
 
+    @abstractmethod
+    def _find_stage(self, step: int) -> tuple[Any, int]:
+        """Return the position in the part of the epoch that has a step, and its number of ranks."""
+
+    @abstractmethod
+    def _find_source(self, position: Any, number: int) -> StoredSource:
+        """Return what the source with a number reads."""
+
+    def _describe(self, plan: BatchPlan, rows: pa.Table) -> pa.Table:
+        """Return where the rows of a batch are stored, given where those of its runs are."""
+        return rows
+
     @property
     def rank(self) -> int:
         """The rank of this process."""
@@ -211,6 +228,42 @@ class StepDataset(_IterableDataset):
             if not isinstance(each, range) or each.step != 1 or not 0 <= each.start < each.stop:
                 raise UsageError(f"steps has {each!r}; expected ranges such as range(1000, 1200)")
         self._skipped = merge_ranges([*self._skipped, *ranges])
+
+    def locate(self, step: int, *, rank: int | None = None) -> pa.Table:
+        """Return which stored rows are in the batch of a step, in its order.
+
+        It computes them from the order of the epoch. With a filter, it reads the columns that the
+        filter refers to, and packs need the lengths of the lists only.
+
+        Parameters
+        ----------
+        step : int
+            The number of the step in the epoch, from 0, also one that is over.
+        rank : int, optional
+            The rank whose batch it is. `None` means that of this process.
+
+        Returns
+        -------
+        pyarrow.Table
+            The columns ``dataset``, ``version``, ``shard`` (the ordinal of the shard or file) and
+            ``row`` (the number of the row in it, from 0). Of packs, a row for each document or part
+            of one, also with ``pack`` (the row of the batch), ``begin`` and ``end`` (its tokens).
+
+        Raises
+        ------
+        UsageError
+            If the epoch has no such step, or its ranks are not known.
+        """
+        (position, ranks), found = self._find_stage(step), copy(self)
+        number = step - position.earlier
+        found.options = replace(self.options, rank=self.rank if rank is None else rank)
+        plan = None
+        if 0 <= found.rank < ranks and 0 <= number < found._count_batches(position):
+            plan = next(found._plan_batches(position, iter([number])), None)
+        if plan is None:
+            raise UsageError(f"rank {found.rank} of {ranks} has no step {step} in the epoch")
+        rows = locate_runs(plan.runs, partial(self._find_source, position))
+        return self._describe(plan, rows)
 
     def __len__(self) -> int:
         """Return the number of batches that this rank delivers in an iteration."""

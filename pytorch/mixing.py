@@ -126,6 +126,11 @@ class MixPosition:
         """Return the position after some steps of the epoch, in the current segment."""
         return MixPosition(self.epoch, self.segments, steps)
 
+    def at(self, step: int) -> MixPosition:
+        """Return the position in the segment that has a step of the epoch."""
+        index = bisect_right(self.segments, step, key=lambda segment: segment.step)
+        return MixPosition(self.epoch, self.segments[: max(1, index)], step)
+
     def continued(self, step_rows: int, unit: Unit, schedule: tuple[Weights, ...]) -> MixPosition:
         """Return the same position, from which another schedule or size of a step applies."""
         last = self.segments[-1]

@@ -28,6 +28,7 @@ from .mixing import (
     share_rows,
 )
 from .position import STATE_FORMAT, check_state
+from .provenance import StoredSource
 from .tensors import convert_batch, torch
 
 
@@ -203,10 +204,9 @@ class Mixture(StepDataset):
             clients = [stack.enter_context(part.connect()) for part in self.parts]
 
             def find_source(number: int) -> BlockSource:
-                turn, index = divmod(number, len(self.parts))
-                part = self.parts[index]
-                order = make_part_order(part, position.epoch, turn, 1)
-                return BlockSource(clients[index], part.plan, order.order, order.lanes)
+                _, plan, order = self.find_stored(position.epoch, number)
+                index = number % len(self.parts)
+                return BlockSource(clients[index], plan, order, self.parts[index].lanes)
 
             yield find_source
 
@@ -262,6 +262,27 @@ class Mixture(StepDataset):
                     f"the column {min(taken)!r} has the name of a tensor that packing makes; "
                     "choose others with columns="
                 )
+
+    def _find_stage(self, step: int) -> tuple[MixPosition, int]:
+        position = self._start().at(step)
+        if position.segments[-1].step_rows != self.options.step_rows:
+            raise UsageError(
+                f"step {step} had {position.segments[-1].step_rows} rows, of ranks that the state "
+                f"does not state; make the dataset as it was then"
+            )
+        return position, self.options.world_size
+
+    def _find_source(self, position: MixPosition, number: int) -> StoredSource:
+        return self.find_stored(position.epoch, number)
+
+    def find_stored(self, epoch: int, number: int) -> StoredSource:
+        """Return what the source with a number reads in an epoch."""
+        turn, index = divmod(number, len(self.parts))
+        part = self.parts[index]
+        return StoredSource(part.connect, part.plan, make_part_order(part, epoch, turn, 1).order)
+
+    def _describe(self, plan: BatchPlan, rows: pa.Table) -> pa.Table:
+        return rows.take(pa.array(plan.detail))
 
     def _advance(self, position: MixPosition, steps: int) -> MixPosition:
         return position.after(steps)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import DatasetError, InvalidDataError
+from ..errors import DatasetError, InvalidDataError, UsageError
 from .blocks import BatchPlan, BlockSource, Rows
 from .dataset import Part, StreamDataset
 from .loader import StepDataset
@@ -29,6 +29,7 @@ from .packing import (
     count_tokens,
 )
 from .plan import call, find_lengths
+from .provenance import StoredSource
 from .tensors import convert_batch, torch
 
 CELL_ROWS = 32
@@ -241,6 +242,31 @@ class Packed(StepDataset):
             return PackPosition(0, self._documents.start_rows(self.epoch, None))
         documents = self._documents.start_rows(self.epoch, resumed.documents)
         return replace(resumed, documents=documents)
+
+    def _find_stage(self, step: int) -> tuple[PackPosition, int]:
+        start = self._start()
+        if step < start.steps:
+            raise UsageError(
+                f"step {step} is over at step {start.steps}, where this dataset continues; locate "
+                "it with one that begins at an earlier step"
+            )
+        return start, self.options.world_size
+
+    def _find_source(self, position: PackPosition, number: int) -> StoredSource:
+        return self._documents.find_stored(position.epoch, number)
+
+    def _describe(self, plan: BatchPlan, rows: pa.Table) -> pa.Table:
+        detail: _Detail = plan.detail
+        parts = [(n, part) for n, pack in enumerate(detail.packs) for part in pack]
+        located: Any = rows.take(pa.array([detail.rows[part.document] for _, part in parts]))
+        columns = {
+            "pack": [number for number, _ in parts],
+            "begin": [part.begin for _, part in parts],
+            "end": [part.end for _, part in parts],
+        }
+        for name, values in columns.items():
+            located = located.append_column(name, pa.array(values, pa.int64()))
+        return located
 
     def _advance(self, position: PackPosition, steps: int) -> PackPosition:
         if steps == position.steps:

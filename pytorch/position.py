@@ -81,6 +81,15 @@ class Position:
         """Return the position at which each rank has delivered `steps` batches of this stage."""
         return Position(self.epoch, (*self.stages[:-1], Stage(self.current.division, steps)))
 
+    def at(self, step: int) -> Position:
+        """Return the position in the stage that has a step of the epoch, at its beginning."""
+        first = 0
+        for index, stage in enumerate(self.stages[:-1]):
+            if step < first + stage.steps:
+                return Position(self.epoch, self.stages[: index + 1]).after(0)
+            first += stage.steps
+        return self.after(0)
+
     def divided(self, division: Division) -> Position:
         """Return the same position, from which the rows are divided in another way."""
         if division == self.current.division:
