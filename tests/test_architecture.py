@@ -165,7 +165,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"access_control"},
     ],
     "server.catalog": [
-        {"decoding_shares", "suggestions"},
+        {"batch_ranges", "decoding_shares", "suggestions"},
         {"dataset"},
         {"filters", "tensors"},
         {"selection"},
