@@ -1,4 +1,4 @@
-"""PyTorch: a dataset that delivers each row exactly once, as tensors.
+"""PyTorch: datasets that deliver rows as tensors, each once in an epoch or by its number.
 
 The package needs the extra ``torch``::
 
@@ -15,18 +15,19 @@ shadow PyTorch wherever the root is on ``sys.path``.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .dataset import StreamDataset
+    from .map_dataset import MapDataset
 
-__all__ = ["StreamDataset"]
+__all__ = ["MapDataset", "StreamDataset"]
+_MODULES = {"MapDataset": "map_dataset", "StreamDataset": "dataset"}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use: parts of this package work without PyTorch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import dataset
-
-    return getattr(dataset, name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
@@ -77,6 +78,63 @@ def convert_batch(batch: pa.RecordBatch, options: TensorOptions, categories: Cat
     return tensors
 
 
+def split_rows(
+    tensors: Tensors, schema: pa.Schema, rows: int, options: TensorOptions
+) -> list[Tensors]:
+    """Return the values of each row, given the tensors of a record batch with some schema.
+
+    The values of a list are one tensor, without offsets.
+    """
+    columns: dict[str, Sequence[Any]] = {}
+    if rows:
+        for field in schema:
+            columns.update(_split_column(tensors, field, None, options))
+    values = zip(*columns.values(), strict=True) if columns else iter([()] * rows)
+    return [dict(zip(columns, row, strict=True)) for row in values]
+
+
+def _split_column(
+    tensors: Tensors, field: Any, offsets: Any, options: TensorOptions
+) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield the names of the tensors of a column with their values for each row.
+
+    With `offsets`, these are the values for each list of them.
+    """
+    name, types = field.name, pa.types
+    kind: Any = field.type
+    if types.is_run_end_encoded(kind):
+        kind = kind.value_type
+    while isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
+        kind = kind.storage_type
+    is_list = types.is_list(kind) or types.is_large_list(kind)
+    if types.is_struct(kind):
+        for index in range(kind.num_fields):
+            child = prefix_field(name, kind.field(index))
+            yield from _split_column(tensors, child, offsets, options)
+    elif is_list or (_is_text(kind) and not isinstance(tensors[name], list)):
+        lists = tensors[f"{name}.offsets"]
+        found: Iterable[tuple[str, Sequence[Any]]] = [(name, _split(tensors[name], lists))]
+        if is_list:
+            item = pa.field(name, kind.value_type, nullable=False)
+            found = _split_column(tensors, item, lists, options)
+        for key, values in found:
+            yield key, values if offsets is None else _split(values, offsets)
+    else:
+        yield name, _split(tensors[name], offsets)
+    if options.on_null == "mask" and field.nullable:
+        yield f"{name}.mask", _split(tensors[f"{name}.mask"], offsets)
+
+
+def _split(values: Any, offsets: Any) -> Sequence[Any]:
+    """Return each value, or with offsets the values of each list."""
+    is_tensor = isinstance(values, torch.Tensor)
+    if offsets is None:
+        return values.unbind() if is_tensor else values
+    if is_tensor:
+        return torch.split(values, offsets.diff().tolist())
+    return [values[begin:end] for begin, end in pairwise(offsets.tolist())]
+
+
 def convert_plain(field: Any, array: Any, options: TensorOptions) -> Any:
     """Return an array of numbers or times as a tensor, or None if that needs a copy or a mask."""
     kind, types = array.type, pa.types
@@ -131,16 +189,11 @@ class _Converter:
         types = pa.types
         if types.is_dictionary(kind):
             yield name, self._codes(name, array)
-        elif (
-            types.is_string(kind)
-            or types.is_binary(kind)
-            or types.is_large_string(kind)
-            or types.is_large_binary(kind)
-        ):
-            yield from self._texts(name, array)
         elif types.is_string_view(kind) or types.is_binary_view(kind):
             wide = pa.large_string() if types.is_string_view(kind) else pa.large_binary()
             yield from self._texts(name, array.cast(wide))
+        elif _is_text(kind):
+            yield from self._texts(name, array)
         elif types.is_list(kind) or types.is_large_list(kind):
             yield from self._lists(name, array)
         elif types.is_struct(kind):
@@ -200,6 +253,19 @@ class _Converter:
             pa.field(name, array.type.value_type, nullable=False), array.flatten()
         )
         yield f"{name}.offsets", offsets
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is one of texts or binary values of any length."""
+    types = pa.types
+    return (
+        types.is_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_string(kind)
+        or types.is_large_binary(kind)
+        or types.is_string_view(kind)
+        or types.is_binary_view(kind)
+    )
 
 
 def prefix_field(name: str, field: Any) -> Any:

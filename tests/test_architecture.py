@@ -142,6 +142,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"device_tensors", "mapped_tensors"},
         {"blocks", "shared_batch"},
         {"dataset"},
+        {"map_dataset"},
     ],
     "server": [
         {"config", "logs", "metrics", "shared_lock", "shares"},

@@ -11,6 +11,7 @@ NEED_TORCH = [
     "test_dataset_threads.py",
     "test_device_memory.py",
     "test_loaders.py",
+    "test_map_dataset.py",
     "test_mapped_batches.py",
     "test_reads.py",
     "test_tensors.py",
