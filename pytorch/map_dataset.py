@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..client.connect import AnyClient, connect
@@ -32,6 +33,7 @@ from .blocks import CONNECT_ATTEMPTS
 from .dataset import check_columns, check_transport
 from .plan import Connect, DatasetPlan, Selection, plan_dataset
 from .tensors import (
+    Decode,
     OnNull,
     Strings,
     TensorOptions,
@@ -44,6 +46,7 @@ from .tensors import (
 DEFAULT_CACHE_BYTES = 64 << 20
 _MAX_SHARD_READS = 8
 """The shards that are read at a time."""
+_compute: Any = pc  # its stubs lack functions
 _MapDatasetBase: Any = torch.utils.data.Dataset
 
 
@@ -184,6 +187,10 @@ class MapDataset(_MapDatasetBase):
     categories : mapping of str to sequence, optional
         All values of dictionary columns. The default are those of the first record batch of each
         shard.
+    decode : {"image"} or mapping of str to {"image"}, optional
+        Decodes the images in all binary columns, or in those of a mapping such as
+        ``{"picture": "image"}``; see `StreamDataset`. Each is a tensor, so loaders stack images of
+        one size.
     transform : callable, optional
         Receives the ``pyarrow.RecordBatch`` with the rows of each request, and returns one with as
         many rows to convert.
@@ -216,6 +223,7 @@ class MapDataset(_MapDatasetBase):
         on_null: OnNull = "error",
         strings: Strings = "list",
         categories: Mapping[str, Sequence[Any]] | None = None,
+        decode: Decode | None = None,
         transform: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
         collate: Callable[[dict[str, Any]], Any] | None = None,
         token: str | None = None,
@@ -226,7 +234,7 @@ class MapDataset(_MapDatasetBase):
         if cache_bytes < 0:
             raise UsageError(f"cache_bytes is {cache_bytes}; expected 0 or more")
         self._connect = partial(connect, cast("str | DataUri", uri), token, tls=tls)
-        self._tensor_options = TensorOptions(on_null, strings)
+        self._tensor_options = TensorOptions(on_null, strings, decode)
         self._transform = transform
         self._collate = collate
         self._cache_bytes = cache_bytes
@@ -405,8 +413,8 @@ class MapDataset(_MapDatasetBase):
             plan.selection.open(client, shard, ranges) as stream,
         ):
             position = rows = 0
-            for batch in stream:
-                begin = 0
+            for arrived in stream:
+                batch, begin = _without_views(arrived), 0
                 while begin < batch.num_rows:
                     if position == len(remaining):
                         raise self._row_error(shard, ranges)
@@ -452,6 +460,38 @@ def _merge(numbers: list[int]) -> list[Span]:
     """Return ascending numbers as ranges that do not touch each other."""
     cuts = [n for n in range(1, len(numbers)) if numbers[n] != numbers[n - 1] + 1]
     return [(numbers[a], numbers[b - 1] + 1) for a, b in pairwise([0, *cuts, len(numbers)])]
+
+
+def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a record batch of types whose rows pyarrow can take: no views, no runs."""
+    for index, field in enumerate(batch.schema):
+        array: Any = batch.column(index)
+        if pa.types.is_run_end_encoded(array.type):
+            array = _compute.run_end_decode(array)
+        kind = _find_plain_type(array.type)
+        array = array if kind == array.type else array.cast(kind)
+        if array.type != field.type:
+            batch = batch.set_column(index, field.with_type(array.type), array)
+    return batch
+
+
+def _find_plain_type(kind: Any) -> Any:
+    """Return the type that holds the same values without views of texts and binary values."""
+    types = pa.types
+    if types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_binary_view(kind):
+        return pa.large_binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        make: Any = pa.list_ if types.is_list(kind) else pa.large_list
+        return make(_find_plain_field(kind.value_field))
+    if types.is_struct(kind):
+        return pa.struct([_find_plain_field(kind.field(i)) for i in range(kind.num_fields)])
+    return kind
+
+
+def _find_plain_field(field: Any) -> Any:
+    return field.with_type(_find_plain_type(field.type))
 
 
 def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

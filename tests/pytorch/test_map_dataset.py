@@ -312,6 +312,29 @@ def test_nulls_and_texts_of_a_row(server: Daemon) -> None:
         open_dataset(server, on_null="error")[3]
 
 
+def test_views_and_runs(tmp_path: Path, daemon: StartDaemon) -> None:
+    compute: Any = pc
+    words = [f"word {n}" for n in range(30)]
+    values: dict[str, Any] = {
+        "view": pa.array(words, pa.string_view()),
+        "lists": pa.array([[word] for word in words], pa.list_(pa.string_view())),
+        "structs": pa.array([{"b": word.encode()} for word in words]).cast(
+            pa.struct([("b", pa.binary_view())])
+        ),
+        "runs": compute.run_end_encode(pa.array([n // 7 for n in range(30)])),
+    }
+    path = write_file(tmp_path / "x.arrow", pa.table(values), batch_rows=10)
+    server = daemon({"x": path}, control="grpc://127.0.0.1:0")
+    dataset = MapDataset(server.control_uri, "x")
+    for cached in (False, True):
+        batch = dataset.rows([25, 3, 3])
+        assert batch["view"] == batch["lists"] == ["word 25", "word 3", "word 3"], cached
+        assert batch["structs.b"] == [b"word 25", b"word 3", b"word 3"]
+        assert batch["runs"].tolist() == [3, 0, 0]
+    item = dataset[8]
+    assert (item["view"], item["lists"], item["runs"].item()) == ("word 8", ["word 8"], 1)
+
+
 def test_a_restart_of_the_daemon_and_a_change_of_the_data(
     tmp_path: Path, daemon: StartDaemon
 ) -> None:
