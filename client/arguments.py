@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict, get_args
 from ..errors import InvalidRequestError, UsageError
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.memory import DEFAULT_ALLOCATOR, Allocator
-from ..protocol.request import Request
+from ..protocol.request import Request, Span
 from ..transport.base import ConnectOptions
 from ..transport.tls_options import TlsOptions
 from .uris import UNKNOWN_NAME
@@ -60,12 +60,13 @@ class ReadArguments(TypedDict, total=False):
     """The format of the messages. `None` is ``arrow``; ``vortex`` sends compressed arrays, which
     need the extra ``vortex`` here and at the server. ``auto`` takes them where the link is slower
     than decoding, which the first read from a server measures. DoGet always has Arrow."""
-    batches: tuple[int, int] | None
+    batches: Span | Sequence[Span] | None
     """The first stored record batch to read and the one after the last, counted from 0; in a
-    Parquet file, the row groups. They are selected before the filter and the limit. With `shards`,
-    which then names one shard, they are counted in that shard."""
-    rows: tuple[int, int] | None
-    """Like `batches`, but in rows. Give only one."""
+    Parquet file, the row groups. Up to 512 ranges in ascending order, such as
+    ``[(0, 2), (7, 8)]``, read only these. They are selected before the filter and the limit. With
+    `shards`, which then names one shard, they are counted in that shard."""
+    rows: Span | None
+    """Like a range of `batches`, but in rows. Give only one of both."""
     validate: Literal["strict", "full", "cheap", "off"] | str | None
     """How to check batches before they are returned. ``full`` checks every value that a consumer
     relies on: offsets, UTF-8, indices. Values outside of the range of their type, such as a decimal
@@ -323,19 +324,35 @@ def column_names(columns: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return None if columns is None else tuple(columns)
 
 
-def check_spans(batches: Any, rows: Any) -> dict[str, tuple[int, int] | None]:
+def check_spans(batches: Any, rows: Any) -> dict[str, Any]:
     """Return the ranges of record batches or of rows, at most one of which may be given."""
     if batches is not None and rows is not None:
         raise UsageError("batches and rows both select a part of the dataset; give one of them")
     return {
-        "batches": _check_span("batches", "record batch", batches),
-        "rows": _check_span("rows", "row", rows),
+        "batches": None if batches is None else _check_ranges(batches),
+        "rows": None if rows is None else _check_span("rows", "row", rows),
     }
 
 
-def _check_span(name: str, item: str, span: Any) -> tuple[int, int] | None:
-    if span is None:
-        return None
+def _check_ranges(batches: Any) -> Span | tuple[Span, ...]:
+    """Return one range of record batches, or several that neither overlap nor touch each other."""
+    try:
+        several = [tuple(span) for span in batches]
+    except TypeError:
+        return _check_span("batches", "record batch", batches)
+    if not several:
+        raise UsageError("batches has no ranges; expected at least one, such as (3, 7)")
+    merged: list[Span] = []
+    for span in several:
+        first, end = _check_span("batches", "record batch", span)
+        if merged and merged[-1][1] == first <= end:
+            merged[-1] = merged[-1][0], end
+        else:
+            merged.append((first, end))
+    return merged[0] if len(merged) == 1 else tuple(merged)
+
+
+def _check_span(name: str, item: str, span: Any) -> Span:
     try:
         first, end = (operator.index(number) for number in span)
     except (TypeError, ValueError):

@@ -9,7 +9,8 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 from ..errors import InvalidRequestError
 
@@ -23,6 +24,10 @@ MAX_FILTER_CHARS = 44 << 10
 """The largest filter in characters. It leaves room for the other fields in a ticket."""
 MAX_VERSION_CHARS = 256
 """The largest version in characters."""
+MAX_BATCH_RANGES = 512
+"""The largest number of ranges of record batches. They fit in a ticket with the largest filter."""
+Span = tuple[int, int]
+"""The first item and the one after the last."""
 _MAX_COUNT = (1 << 63) - 1
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+={0,2}", re.ASCII)
@@ -58,11 +63,12 @@ class Request:
     """The index of the shard to send. None sends all."""
     version: str | None = None
     """The version of the dataset. None is the current one."""
-    batches: tuple[int, int] | None = None
+    batches: Span | tuple[Span, ...] | None = None
     """The first stored record batch or row group to send, and the one after the last, counted from
-    0 in the shard or else in the dataset. They are selected before the filter. None selects all."""
-    rows: tuple[int, int] | None = None
-    """Like `batches`, but in rows. At most one of the two is given."""
+    0 in the shard or else in the dataset; or several such ranges in ascending order. They are
+    selected before the filter. None selects all."""
+    rows: Span | None = None
+    """Like a range of `batches`, but in rows. At most one of the two is given."""
     current: bool | None = None
     """Whether the server has to refuse once the version is not the current one any more."""
 
@@ -76,6 +82,11 @@ class Request:
     def selects_span(self) -> bool:
         """Whether the request is for some record batches, or for some rows by their numbers."""
         return self.batches is not None or self.rows is not None
+
+    @property
+    def batch_ranges(self) -> tuple[Span, ...] | None:
+        """The ranges of record batches, also if there is only one; None selects all."""
+        return None if self.batches is None else _list_ranges(self.batches)
 
     @property
     def is_plain(self) -> bool:
@@ -117,7 +128,11 @@ class Request:
                 raise InvalidRequestError(f"the ticket's {name} has the invalid value {value!r}")
         for name in ("columns", "batches", "rows"):
             if name in present:
-                present[name] = tuple(present[name])
+                items: list[Any] = present[name]
+                present[name] = tuple(
+                    tuple(cast("list[int]", item)) if isinstance(item, list) else item
+                    for item in items
+                )
         return cls(**present)
 
     def ticket(self) -> bytes:
@@ -162,6 +177,17 @@ def _is_range(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))  # pyright: ignore[reportUnknownArgumentType]
 
 
+def _is_ranges(value: Any) -> bool:
+    """Return whether a value is a range, or a list of one or more ranges."""
+    if not isinstance(value, list) or not value:
+        return False
+    return _is_range(value) or all(map(_is_range, value))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _list_ranges(value: Span | tuple[Span, ...]) -> tuple[Span, ...]:
+    return cast("Any", value if isinstance(value[0], tuple) else (value,))
+
+
 def _check_dataset(field: str, name: str) -> str | None:
     return _check_unicode(field, name) if name and "\0" not in name else "names no dataset"
 
@@ -175,6 +201,22 @@ def _check_range(field: str, span: tuple[int, int]) -> str | None:
     if not 0 <= first <= end:
         return f"has the {field} {first}:{end}; the first must be 0 or more and at most the end"
     return None if end <= _MAX_COUNT else f"has a value of {field} that does not fit in 64 bits"
+
+
+def _check_ranges(field: str, value: Span | tuple[Span, ...]) -> str | None:
+    ranges = _list_ranges(value)
+    if len(ranges) > MAX_BATCH_RANGES:
+        return f"has {len(ranges)} ranges of {field}; the limit is {MAX_BATCH_RANGES}"
+    for span in ranges:
+        if problem := _check_range(field, span):
+            return problem
+    for (first, end), (second_first, second_end) in pairwise(ranges):
+        if second_first < end:
+            return (
+                f"has the {field} {second_first}:{second_end} after {first}:{end}; the ranges must "
+                "be in ascending order and must not overlap"
+            )
+    return None
 
 
 def _check_version(field: str, version: str) -> str | None:
@@ -230,7 +272,7 @@ _RULES: Mapping[str, _Rule] = {
     "offset": _count(0),
     "shard": _count(0),
     "version": _Rule(_is_text, _check_version),
-    "batches": _Rule(_is_range, _check_range),
+    "batches": _Rule(_is_ranges, _check_ranges),
     "rows": _Rule(_is_range, _check_range),
     "current": _Rule(_is_flag, lambda field, value: None),
 }

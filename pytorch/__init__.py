@@ -1,4 +1,4 @@
-"""PyTorch: a dataset that delivers each row exactly once, as tensors.
+"""PyTorch: datasets that deliver rows as tensors, each once in an epoch or by its number.
 
 The package needs the extra ``torch``::
 
@@ -20,11 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .dataset import StreamDataset
+    from .map_dataset import MapDataset
     from .mixture import Mixture
     from .packed import Packed
 
-_MODULES = {"Mixture": "mixture", "Packed": "packed", "StreamDataset": "dataset"}
-__all__ = ["Mixture", "Packed", "StreamDataset"]
+__all__ = ["MapDataset", "Mixture", "Packed", "StreamDataset"]
+_MODULES = {
+    "MapDataset": "map_dataset",
+    "Mixture": "mixture",
+    "Packed": "packed",
+    "StreamDataset": "dataset",
+}
 
 
 def __getattr__(name: str) -> Any:

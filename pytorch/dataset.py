@@ -28,7 +28,7 @@ from .plan import Connect, DatasetPlan, Selection, plan_dataset
 from .position import Order, Position
 from .provenance import StoredSource
 from .shared_batch import SharedBatch, pass_regions
-from .tensors import OnNull, Strings, TensorOptions, check_schema, convert_batch, torch
+from .tensors import Decode, OnNull, Strings, TensorOptions, check_schema, convert_batch, torch
 
 DEFAULT_INTERLEAVE = 24
 """The lanes of a shuffled dataset. Many numbers of workers divide it: 1, 2, 3, 4, 6, 8, 12, 24."""
@@ -83,7 +83,9 @@ class StreamDataset(StepDataset):
 
     Use it with ``batch_size=None``: it yields whole batches. Over all ranks and workers, each row
     is delivered exactly once in an epoch. The order depends on the seed and the epoch, not on the
-    number of workers. It can be pickled. A batch is a dict of tensors, with lists for texts.
+    number of workers. It can be pickled. A batch is a dict of tensors, with lists for texts and for
+    tensors of different shapes. Lists become their values and offsets for each level, from
+    ``NAME.offsets`` to ``NAME.offsets.1`` and so on: a nested tensor has one ragged dimension.
 
     Parameters
     ----------
@@ -125,6 +127,10 @@ class StreamDataset(StepDataset):
     categories : mapping of str to sequence, optional
         All values of dictionary columns. The default are those of the first record batch of each
         shard.
+    decode : {"image"} or mapping of str to {"image"}, optional
+        Decodes the images in all binary columns, or in those of a mapping such as
+        ``{"picture": "image"}``, with torchvision or else Pillow. A column becomes a list of
+        tensors of uint8: channels (RGB), height, width. A null is an image without pixels.
     transform : callable, optional
         Receives each ``pyarrow.RecordBatch``, and returns the one to convert.
     collate : callable, optional
@@ -177,6 +183,7 @@ class StreamDataset(StepDataset):
         on_null: OnNull = "error",
         strings: Strings = "list",
         categories: Mapping[str, Sequence[Any]] | None = None,
+        decode: Decode | None = None,
         transform: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
         collate: Callable[[dict[str, Any]], Any] | None = None,
         device: Any = None,
@@ -208,7 +215,7 @@ class StreamDataset(StepDataset):
                 max(prefetch_blocks, threads),
                 check_device(device),
                 collate,
-                TensorOptions(on_null, strings),
+                TensorOptions(on_null, strings, decode),
             )
         )
         self._transform = transform

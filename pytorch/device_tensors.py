@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -55,7 +55,9 @@ def find_memory_device(memory: Any) -> Any:
 
 
 def move(value: Any, device: Any) -> Any:
-    """Return a tensor on a device, and any other value unchanged."""
+    """Return tensors on a device, also those in a list, and any other value unchanged."""
+    if isinstance(value, list):
+        return [move(each, device) for each in cast("list[Any]", value)]
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 

@@ -24,9 +24,11 @@ from ..client.connect import AnyClient
 from ..errors import ConnectionLostError, SplitArrowError, UsageError
 from ..formats.arrow.numpy_arrays import prevent_pandas_import
 from ..formats.nested_fields import select_schema
+from ..protocol.request import Span
 from ..transport.grpc_usage import GRPC_USAGE
 
 if TYPE_CHECKING:
+    from ..client.dataset.dataset import DatasetStream
     from ..memory.device_batch import DeviceBatch
 
 
@@ -104,17 +106,24 @@ class Selection:
     options: Mapping[str, Any]
     """Further arguments of `Client.read`."""
 
-    def read(self, client: AnyClient, block: Block, **options: Any) -> BlockTable:
-        """Read the record batches of a block; raises as `Client.read` does."""
-        with client.read(
+    def open(
+        self, client: AnyClient, shard: int, ranges: Sequence[Span], **options: Any
+    ) -> DatasetStream:
+        """Open some ranges of the record batches of a shard; raises as `Client.read` does."""
+        return client.read(
             self.name,
             columns=self.columns,
             filter=self.filter,
             version=self.version or None,
-            shards=[block.shard],
-            batches=(block.first, block.end),
+            shards=[shard],
+            batches=ranges,
             **{**self.options, **options},
-        ) as stream:
+        )
+
+    def read(self, client: AnyClient, block: Block, **options: Any) -> BlockTable:
+        """Read the record batches of a block; raises as `Client.read` does."""
+        ranges = [(block.first, block.end)]
+        with self.open(client, block.shard, ranges, **options) as stream:
             if not hasattr(stream, "read_all"):  # a `DeviceStream`
                 on_device: Any = stream
                 return BlockTable(DeviceTable(on_device), is_mapped=False)

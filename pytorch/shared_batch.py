@@ -283,10 +283,25 @@ class _Place(NamedTuple):
     """The shape of the tensor."""
 
 
+_Places = dict[str, _Place | list[_Place]]
+"""The places of tensors, and of lists of tensors, by name."""
+
+
+def _has_tensors(value: Any) -> bool:
+    """Return whether a value is a tensor, or a list of tensors alone."""
+    is_list = isinstance(value, list)
+    return all(isinstance(each, torch.Tensor) for each in (value if is_list else [value]))
+
+
+def _list_tensors(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 class SharedBatch(dict[str, Any]):
     """A dict of tensors that other processes of the loader can use. It arrives as a plain dict.
 
-    Tensors outside of regions are copied into shared memory.
+    Tensors outside of regions are copied into shared memory, those of lists as well: one of their
+    own for each would take a descriptor each.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -294,17 +309,24 @@ class SharedBatch(dict[str, Any]):
         if HELD.count < _MAX_HELD:
             found = {name: find_place(value) for name, value in values.items()}
             self._mapped = {name: place for name, place in found.items() if place is not None}
-        self._places: dict[str, _Place] = {}
+        self._places: _Places = {}
         end = 0
         for name, value in values.items():
-            if isinstance(value, torch.Tensor) and name not in self._mapped:
+            if name in self._mapped or not _has_tensors(value):
+                continue
+            places: list[_Place] = []
+            for tensor in _list_tensors(value):
                 begin = -(-end // ALIGNMENT) * ALIGNMENT
-                end = begin + value.numel() * value.element_size()
-                self._places[name] = _Place(begin, end, value.dtype, tuple(value.shape))
+                end = begin + tensor.numel() * tensor.element_size()
+                places.append(_Place(begin, end, tensor.dtype, tuple(tensor.shape)))
+            self._places[name] = places if isinstance(value, list) else places[0]
         self._memory = torch.empty(end, dtype=torch.uint8).share_memory_() if end else None
         super().__init__(_unpack(self._memory, self._places, values))
         for name in self._places:
-            self[name].copy_(values[name])
+            for copy, tensor in zip(
+                _list_tensors(self[name]), _list_tensors(values[name]), strict=True
+            ):
+                copy.copy_(tensor)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpack, (self._memory, self._places, self._without(self._places))
@@ -344,7 +366,7 @@ def _receive(
     number: int,
     mapped: Mapping[str, MappedPlace],
     memory: Any,
-    places: Mapping[str, _Place],
+    places: _Places,
     others: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return a batch that a worker has sent.
@@ -356,12 +378,19 @@ def _receive(
     return _unpack(memory, places, {**others, **dict(zip(mapped, tensors, strict=True))})
 
 
-def _unpack(memory: Any, places: Mapping[str, _Place], values: Mapping[str, Any]) -> dict[str, Any]:
+def _unpack(memory: Any, places: _Places, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values, with the tensors at their places in the memory, in the same order."""
     result = dict(values)
-    for name, (offset, end, dtype, shape) in places.items():
-        if end == offset:
-            result[name] = torch.empty(shape, dtype=dtype)
+    for name, place in places.items():
+        if isinstance(place, list):
+            result[name] = [_view(memory, each) for each in place]
         else:
-            result[name] = memory[offset:end].view(dtype).reshape(shape)
+            result[name] = _view(memory, place)
     return result
+
+
+def _view(memory: Any, place: _Place) -> Any:
+    """Return the tensor at a place in the memory."""
+    if place.end == place.offset:
+        return torch.empty(place.shape, dtype=place.dtype)
+    return memory[place.offset : place.end].view(place.dtype).reshape(place.shape)

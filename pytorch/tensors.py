@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InvalidDataError, MissingExtraError, UsageError, install_hint
+from ..formats.arrow.message import parse_prefix
+from ..formats.arrow.schema import find_schema
+from .decoding import DECODERS, decode_images, find_image_decoder
 from .plan import Categories
 
 
@@ -35,8 +41,10 @@ OnNull = Literal["error", "mask", "fill"]
 """What happens to nulls."""
 Strings = Literal["list", "bytes"]
 """What texts and binary values become."""
+Decode = str | Mapping[str, str]
+"""What all binary columns are decoded as, or what each of some columns is decoded as."""
 Tensors = dict[str, Any]
-"""Tensors, and lists of texts, by name."""
+"""Tensors, and lists of texts or of tensors of different shapes, by name."""
 
 _VIEWS = 16
 """The slices whose views are made together."""
@@ -52,12 +60,28 @@ class TensorOptions:
     """``error`` raises, ``mask`` adds a tensor ``NAME.mask``, ``fill`` takes 0, NaN or empty."""
     strings: Strings = "list"
     """``list`` makes lists of texts, ``bytes`` tensors of bytes and offsets."""
+    decode: Decode | None = None
+    """``image`` decodes the images in binary columns: in all of them, or in those of a mapping."""
 
     def __post_init__(self) -> None:
         for name, choices in (("on_null", OnNull), ("strings", Strings)):
             value = getattr(self, name)
             if value not in get_args(choices):
                 raise UsageError(f"{name} is {value!r}; expected {', '.join(get_args(choices))}")
+        decode = self.decode
+        if decode is None:
+            return
+        kinds = {decode} if isinstance(decode, str) else set(decode.values())
+        if not kinds or not kinds.issubset(DECODERS):
+            raise UsageError(
+                f"decode is {decode!r}; expected 'image', or a mapping such as "
+                "{'picture': 'image'}"
+            )
+        find_image_decoder()
+
+    def decodes(self, name: str) -> bool:
+        """Return whether the values of a binary column are decoded."""
+        return self.decode is not None and (isinstance(self.decode, str) or name in self.decode)
 
 
 def convert_batch(batch: pa.RecordBatch, options: TensorOptions, categories: Categories) -> Tensors:
@@ -75,6 +99,60 @@ def convert_batch(batch: pa.RecordBatch, options: TensorOptions, categories: Cat
         else:
             tensors.update(converter.convert(field, array))
     return tensors
+
+
+def split_rows(
+    tensors: Tensors, schema: pa.Schema, rows: int, options: TensorOptions
+) -> list[Tensors]:
+    """Return the values of each row, given the tensors of a record batch with some schema.
+
+    The values of a list are one tensor, without offsets.
+    """
+    columns: dict[str, Sequence[Any]] = {}
+    if rows:
+        for field in schema:
+            columns.update(_split_column(tensors, field, None, options))
+    values = zip(*columns.values(), strict=True) if columns else iter([()] * rows)
+    return [dict(zip(columns, row, strict=True)) for row in values]
+
+
+def _split_column(
+    tensors: Tensors, field: Any, offsets: Any, options: TensorOptions, level: int = 0
+) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield the names of the tensors of a column with their values for each row.
+
+    With `offsets`, these are the values for each list of them. See `_Converter.convert` for
+    `level`.
+    """
+    name, kind, types = field.name, _find_storage(field.type), pa.types
+    is_list = types.is_list(kind) or types.is_large_list(kind)
+    if types.is_struct(kind) and not _has_shapes(field):
+        for index in range(kind.num_fields):
+            child = prefix_field(name, kind.field(index))
+            yield from _split_column(tensors, child, offsets, options)
+    elif is_list or (_is_text(kind) and not isinstance(tensors[name], list)):
+        lists = tensors[name_offsets(name, level)]
+        found: Iterable[tuple[str, Sequence[Any]]]
+        if is_list:
+            found = _split_column(tensors, _item_field(name, kind), lists, options, level + 1)
+        else:
+            found = [(name, _split(tensors[name], lists))]
+        for key, values in found:
+            yield key, values if offsets is None else _split(values, offsets)
+    else:
+        yield name, _split(tensors[name], offsets)
+    if options.on_null == "mask" and field.nullable:
+        yield f"{name}.mask", _split(tensors[f"{name}.mask"], offsets)
+
+
+def _split(values: Any, offsets: Any) -> Sequence[Any]:
+    """Return each value, or with offsets the values of each list."""
+    is_tensor = isinstance(values, torch.Tensor)
+    if offsets is None:
+        return values.unbind() if is_tensor else values
+    if is_tensor:
+        return torch.split(values, offsets.diff().tolist())
+    return [values[begin:end] for begin, end in pairwise(offsets.tolist())]
 
 
 def convert_plain(field: Any, array: Any, options: TensorOptions) -> Any:
@@ -99,7 +177,14 @@ def _is_plain(field: Any, array: Any, options: TensorOptions) -> bool:
 
 
 def check_schema(schema: pa.Schema, options: TensorOptions, categories: Categories) -> None:
-    """Raise `UsageError` if a column of a schema does not become a tensor."""
+    """Raise `UsageError` if a column does not become a tensor, or has nothing to decode."""
+    if options.decode is not None:
+        found = {name for field in schema for name in _list_binary(field)}
+        if isinstance(options.decode, str):
+            if not found:
+                raise UsageError(f"decode is {options.decode!r}, but no column has binary values")
+        elif unknown := options.decode.keys() - found:
+            raise UsageError(f"decode has {', '.join(sorted(unknown))}: not a binary column")
     # pyarrow.array would import pandas, if it is installed.
     arrays = [pa.nulls(0, field.type) for field in schema]
     convert_batch(pa.RecordBatch.from_arrays(arrays, schema=schema), options, categories)
@@ -112,8 +197,11 @@ class _Converter:
         self._options = options
         self._categories = categories
 
-    def convert(self, field: Any, array: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the tensors of one column, and its mask."""
+    def convert(self, field: Any, array: Any, level: int = 0) -> Iterator[tuple[str, Any]]:
+        """Yield the tensors of one column, and its mask.
+
+        `level` is the number of lists around the values whose offsets have the name of the column.
+        """
         name = field.name
         if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
             array = array.dictionary_decode().dictionary_encode()  # nulls of the indices alone
@@ -122,36 +210,34 @@ class _Converter:
                 f"the column {name!r} has {array.null_count} nulls; "
                 "pass on_null='mask' or on_null='fill'"
             )
-        yield from self._values(name, array)
+        if _has_shapes(field):
+            yield name, self._shaped(field, array)
+        else:
+            yield from self._values(name, array, level)
         if self._options.on_null == "mask" and field.nullable:
             yield f"{name}.mask", _bool_tensor(array.is_valid())
 
-    def _values(self, name: str, array: Any) -> Iterator[tuple[str, Any]]:
+    def _values(self, name: str, array: Any, level: int) -> Iterator[tuple[str, Any]]:
         kind = array.type
         types = pa.types
         if types.is_dictionary(kind):
             yield name, self._codes(name, array)
-        elif (
-            types.is_string(kind)
-            or types.is_binary(kind)
-            or types.is_large_string(kind)
-            or types.is_large_binary(kind)
-        ):
-            yield from self._texts(name, array)
         elif types.is_string_view(kind) or types.is_binary_view(kind):
             wide = pa.large_string() if types.is_string_view(kind) else pa.large_binary()
-            yield from self._texts(name, array.cast(wide))
+            yield from self._texts(name, array.cast(wide), level)
+        elif _is_text(kind):
+            yield from self._texts(name, array, level)
         elif types.is_list(kind) or types.is_large_list(kind):
-            yield from self._lists(name, array)
+            yield from self._lists(name, array, level)
         elif types.is_struct(kind):
             for index, child in enumerate(array.flatten()):
                 yield from self.convert(prefix_field(name, kind.field(index)), child)
         elif types.is_run_end_encoded(kind):
-            yield from self._values(name, _compute.run_end_decode(array))
+            yield from self._values(name, _compute.run_end_decode(array), level)
         elif isinstance(kind, pa.FixedShapeTensorType):
             yield name, reshape_tensors(_fixed(name, array.storage, self._options), kind)
         elif isinstance(kind, pa.BaseExtensionType):
-            yield from self._values(name, array.storage)
+            yield from self._values(name, array.storage, level)
         else:
             yield name, _fixed(name, array, self._options)
 
@@ -173,7 +259,11 @@ class _Converter:
             )
         return _shared(_filled(codes, 0))
 
-    def _texts(self, name: str, array: Any) -> Iterator[tuple[str, Any]]:
+    def _texts(self, name: str, array: Any, level: int) -> Iterator[tuple[str, Any]]:
+        is_binary = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
+        if is_binary and self._options.decodes(name):
+            yield name, decode_images(name, array)
+            return
         if self._options.strings == "list":
             empty = b"" if "binary" in str(array.type) else ""
             yield name, _filled(array, empty).to_pylist()
@@ -185,21 +275,110 @@ class _Converter:
             pa.uint8(), end - begin, [None, data or pa.py_buffer(b"")], offset=begin
         )
         yield name, _shared(values)
-        yield f"{name}.offsets", offsets - begin
+        yield name_offsets(name, level), offsets - begin
 
-    def _lists(self, name: str, array: Any) -> Iterator[tuple[str, Any]]:
-        if array.null_count:
-            # The values of null lists are not part of the result.
-            lengths = _compute.fill_null(_compute.list_value_length(array), 0).cast(pa.int64())
-            ends = _shared(_compute.cumulative_sum(lengths))
-            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
-        else:
-            offsets = _offsets(array)
-            offsets = offsets - int(offsets[0])
-        yield from self.convert(
-            pa.field(name, array.type.value_type, nullable=False), array.flatten()
-        )
-        yield f"{name}.offsets", offsets
+    def _lists(self, name: str, array: Any, level: int) -> Iterator[tuple[str, Any]]:
+        offsets, values = _flatten(array)
+        yield from self.convert(_item_field(name, array.type), values, level + 1)
+        yield name_offsets(name, level), offsets
+
+    def _shaped(self, field: Any, array: Any) -> list[Any]:
+        """Return the tensors of a ``variable_shape_tensor`` column, which are views of its values.
+
+        A null becomes a tensor without values.
+        """
+        name, storage = field.name, getattr(array, "storage", array)
+        parts = {
+            each.name: part for each, part in zip(storage.type, storage.flatten(), strict=True)
+        }
+        offsets, values = _flatten(parts["data"])
+        shapes = _fixed(name, parts["shape"], self._options).tolist()
+        permutation = _read_parameters(field).get("permutation")
+        ((_, flat),) = self.convert(pa.field(name, values.type, nullable=False), values)
+        tensors: list[Any] = []
+        for number, tensor in enumerate(_split(flat, offsets)):
+            shape = shapes[number]
+            if min(shape, default=0) < 0 or math.prod(shape) != len(tensor):
+                raise InvalidDataError(
+                    f"tensor {number} of the column {name!r} has {len(tensor)} values, but the "
+                    f"shape {shape}"
+                )
+            tensor = tensor.reshape(shape)
+            tensors.append(tensor if permutation is None else tensor.permute(permutation))
+        return tensors
+
+
+def name_offsets(name: str, level: int) -> str:
+    """Return the name of the offsets of a column's lists, which are in `level` lists of others."""
+    return f"{name}.offsets.{level}" if level else f"{name}.offsets"
+
+
+def _flatten(array: Any) -> tuple[Any, Any]:
+    """Return the offsets of an array of lists as a tensor, from 0, and their values."""
+    if array.null_count:
+        # The values of null lists are not part of the result.
+        lengths = _compute.fill_null(_compute.list_value_length(array), 0).cast(pa.int64())
+        ends = _shared(_compute.cumulative_sum(lengths))
+        return torch.cat([torch.zeros(1, dtype=torch.int64), ends]), array.flatten()
+    offsets = _offsets(array)
+    return offsets - int(offsets[0]), array.flatten()
+
+
+def _item_field(name: str, kind: Any) -> Any:
+    """Return the field of the values of lists under the name of their column."""
+    return kind.value_field.with_name(name).with_nullable(False)
+
+
+_SHAPED = "arrow.variable_shape_tensor"
+_EXTENSION_NAME, _PARAMETERS = b"ARROW:extension:name", b"ARROW:extension:metadata"
+
+
+def _has_shapes(field: Any) -> bool:
+    """Return whether a column has tensors of different shapes, also if pyarrow has no such type."""
+    found = getattr(field.type, "extension_name", None)
+    return _SHAPED in (found, (field.metadata or {}).get(_EXTENSION_NAME, b"").decode())
+
+
+def _read_parameters(field: Any) -> dict[str, Any]:
+    """Return the parameters of an extension type; pyarrow has no method for them."""
+    message = memoryview(pa.schema([field]).serialize())
+    stored: Any = find_schema(message[parse_prefix(bytes(message[:8])).nbytes :]).Fields(0)
+    pairs = (stored.CustomMetadata(index) for index in range(stored.CustomMetadataLength()))
+    return json.loads({pair.Key(): pair.Value() for pair in pairs}.get(_PARAMETERS) or b"{}")
+
+
+def _list_binary(field: Any) -> Iterator[str]:
+    """Yield the names of the binary values in a column."""
+    kind = _find_storage(field.type)
+    if pa.types.is_struct(kind) and not _has_shapes(field):
+        for index in range(kind.num_fields):
+            yield from _list_binary(prefix_field(field.name, kind.field(index)))
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _list_binary(_item_field(field.name, kind))
+    elif _is_text(kind) and "binary" in str(kind):
+        yield field.name
+
+
+def _find_storage(kind: Any) -> Any:
+    """Return the type of the values of run-end encoded columns and most extension types."""
+    if pa.types.is_run_end_encoded(kind):
+        kind = kind.value_type
+    while isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
+        kind = kind.storage_type
+    return kind
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is one of texts or binary values of any length."""
+    types = pa.types
+    return (
+        types.is_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_string(kind)
+        or types.is_large_binary(kind)
+        or types.is_string_view(kind)
+        or types.is_binary_view(kind)
+    )
 
 
 def prefix_field(name: str, field: Any) -> Any:

@@ -137,14 +137,14 @@ LAYERS: dict[str, list[set[str]]] = {
         {"version_store"},
     ],
     "pytorch": [
-        {"order", "plan"},
+        {"decoding", "order", "plan"},
         {"mixing", "position", "tensors"},
         {"device_tensors", "mapped_tensors"},
         {"blocks", "shared_batch"},
         {"packing", "provenance"},
         {"loader"},
         {"dataset"},
-        {"mixture"},
+        {"map_dataset", "mixture"},
         {"packed"},
     ],
     "server": [
@@ -169,7 +169,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"access_control"},
     ],
     "server.catalog": [
-        {"decoding_shares", "suggestions"},
+        {"batch_ranges", "decoding_shares", "suggestions"},
         {"dataset"},
         {"filters", "tensors"},
         {"selection"},

@@ -181,8 +181,9 @@ def check_batches(request: Request, count: int) -> None:
 
     Raises `InvalidRequestError` if it does not.
     """
-    if request.batches is not None and request.batches[1] > count:
-        first, end = request.batches
+    ranges = request.batch_ranges
+    if ranges is not None and ranges[-1][1] > count:
+        first, end = ranges[-1]
         raise InvalidRequestError(
             f"there are no record batches {first}:{end}; there are {count}, counted from 0",
             stream=request.dataset,

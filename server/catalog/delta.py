@@ -41,6 +41,7 @@ from ...publication.storage import (
 )
 from ...transport.memory.files import SourceFile, open_beneath
 from ..logs import get_logger
+from .batch_ranges import BatchRanges
 from .dataset import (
     Encoding,
     FixedDataset,
@@ -369,7 +370,8 @@ class DeltaFileDataset(ParquetDataset):
         deleted = self._load_vector(self._vector, file, sum(counts))
         limit = None if selection.limit is None else selection.limit + len(deleted)
         for first, end in _find_runs(groups):
-            part = replace(selection, first_batch=first, end_batch=end, filter=None, limit=limit)
+            span = BatchRanges(((first, end),))
+            part = replace(selection, batches=span, filter=None, limit=limit)
             row = sum(counts[:first])
             with closing(read(file, contents, part)) as batches:
                 for batch, _ in batches:

@@ -26,6 +26,7 @@ from ...formats.nested_fields import (
 )
 from ...formats.parquet.variant.arrow_fields import VariantField
 from ...protocol.request import AUTO, Request
+from .batch_ranges import ALL_BATCHES, BatchRanges
 from .dataset import DEFAULT_BUDGET, Budget, Encoding, ServedDataset, Source
 from .filters import RowFilter, list_filter_columns
 from .suggestions import suggest_names
@@ -116,16 +117,14 @@ class Selection:
     """The rows to send. None means all."""
     offset: int = 0
     """The number of rows to skip, of those that pass the filter."""
-    first_batch: int = 0
-    """The index of the first stored record batch or row group to read, before everything else.
+    batches: BatchRanges = ALL_BATCHES
+    """The stored record batches or row groups to read, before everything else.
 
-    The request sets it, and `FileDataset.skip_rows`, where skipping whole batches replaces a part
+    The request sets them, and `FileDataset.skip_rows`, where skipping whole batches replaces a part
     of the offset."""
-    end_batch: int | None = None
-    """The index after the last stored record batch or row group to read. None means all."""
     rows: tuple[int, int] | None = None
-    """The first row to which the filter applies, and the one after the last, counted from
-    `first_batch`. None means all."""
+    """The first row to which the filter applies, and the one after the last, counted in `batches`.
+    None means all."""
     budget: Budget = DEFAULT_BUDGET
     """Bounds on reading the dataset."""
     fields: Mapping[str, NestedField] = field(default_factory=dict[str, NestedField])
@@ -167,7 +166,6 @@ class Selection:
             row_filter = RowFilter.resolve(
                 request.filter, extended, request.dataset, seconds=encoding.budget.filter_seconds
             )
-        first_batch, end_batch = request.batches or (0, None)
         compression = request.compression or encoding.compression
         selection = cls(
             schema=schema if columns is None else select_fields(extended, columns),
@@ -177,8 +175,7 @@ class Selection:
             compression=None if compression == AUTO else compression,
             filter=row_filter,
             offset=request.offset or 0,
-            first_batch=first_batch,
-            end_batch=end_batch,
+            batches=BatchRanges.of(request),
             rows=request.rows,
             budget=encoding.budget,
             fields=fields,
@@ -220,11 +217,6 @@ class Selection:
             )
         selection = replace(selection, schema=part, columns=columns, only_lengths=bool(names))
         return selection if reads_fields else selection._derive_fields(schema)
-
-    @property
-    def selects_batches(self) -> bool:
-        """Whether only some of the stored record batches or row groups are read."""
-        return self.first_batch > 0 or self.end_batch is not None
 
     @property
     def codec(self) -> str | None:

@@ -32,7 +32,7 @@ class SlicedDataset(FixedDataset):
         """Yield slices as record batches with the selected columns."""
 
     def _select(self, selection: Selection) -> Sequence[Any]:
-        return self._slices[selection.first_batch : selection.end_batch]
+        return selection.batches.select(self._slices)
 
     def _read_batches(self, selection: Selection) -> Batches:
         return self._read_slices(self._select(selection), selection)

@@ -26,6 +26,7 @@ from ...formats.arrow.tensors.labels import (
 from ...formats.arrow.tensors.layout import AnyLayout, SparseLayout, find_type_name
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
+from .batch_ranges import BatchRanges
 from .dataset import (
     Encoding,
     FixedDataset,
@@ -82,19 +83,20 @@ def check_tensor_request(request: Request) -> None:
 
 
 def select_tensors(request: Request, tensors: Sequence[Any]) -> Sequence[Any]:
-    """Return the tensors that a request is for, as its range of batches selects them.
+    """Return the tensors that a request is for, as its ranges of batches select them.
 
     Raises `InvalidRequestError` if one does not exist.
     """
-    if request.batches is None:
+    ranges = request.batch_ranges
+    if ranges is None:
         return tensors
-    first, end = request.batches
+    first, end = ranges[-1]
     if end > len(tensors):
         raise InvalidRequestError(
             f"there are no tensors {first}:{end}; there are {len(tensors)}, counted from 0",
             stream=request.dataset,
         )
-    return tensors[first:end]
+    return BatchRanges(ranges).select(tensors)
 
 
 def describe_tensor(layout: AnyLayout, labels: Labels) -> dict[str, Any]:

@@ -78,6 +78,7 @@ _CHECKS = {
     ("docs/guide/pytorch.md", "torch"): """
 assert sum(losses[-10:]) / 10 < 0.9 * sum(losses[:3]) / 3
 assert sum(len(batch["delay"]) for batch in rest) == 200_000 - 20 * 4096
+assert len(next(iter(loader))["delay"]) == 256
 """,
     ("docs/guide/trainers.md", "lightning"): """
 class SeenDelays(Delays):

@@ -118,6 +118,18 @@ def test_ranges_are_slices_of_the_whole(client: Client, name: str, transport: st
     assert got[0] + got[1] == whole
     assert got[0]
     assert got[1]
+    single = [
+        read(client, name, batches=(number, number + 1), transport=transport)
+        for number in range(count)
+    ]
+    others = [(number, number + 1) for number in range(0, count, 2)]
+    expected = [row for number in range(0, count, 2) for row in single[number]]
+    for options in OPTIONS:
+        rows = expected
+        if "filter" in options:
+            rows = [{"n": row["n"]} for row in rows if row["n"] < 40]
+        found = read(client, name, batches=others, transport=transport, **options)
+        assert found == rows[: options.get("limit")], options
 
 
 @pytest.mark.parametrize("span", [(0, ROWS + 1), (101, 101), (-1, 5), (5, 3), (1 << 62, 1 << 63)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64encode
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -28,13 +29,25 @@ requests = st.builds(
     offset=st.none() | st.integers(0, (1 << 63) - 1),
     shard=st.none() | st.integers(0, (1 << 63) - 1),
     version=st.none() | st.text(min_size=1, max_size=40),
-    batches=st.none() | st.tuples(st.integers(0, 9), st.integers(9, (1 << 63) - 1)),
+    batches=st.none()
+    | st.tuples(st.integers(0, 9), st.integers(9, (1 << 63) - 1))
+    | st.lists(st.integers(0, (1 << 63) - 1), min_size=2, max_size=9).map(
+        lambda bounds: tuple(pairwise(sorted(bounds)))
+    ),
 )
 
 
 @given(requests)
 def test_a_request_round_trips_through_its_ticket(request_: Request) -> None:
     assert Request.parse(request_.ticket()) == request_
+
+
+def test_one_range_of_batches_has_the_ticket_that_all_servers_know() -> None:
+    assert Request("x", batches=(3, 7)).ticket() == b'{"dataset": "x", "batches": [3, 7]}'
+    assert Request("x", batches=(3, 7)).batch_ranges == ((3, 7),)
+    several = Request("x", batches=((0, 1), (3, 7)))
+    assert several.ticket() == b'{"dataset": "x", "batches": [[0, 1], [3, 7]]}'
+    assert several.batch_ranges == ((0, 1), (3, 7))
 
 
 @given(names)
@@ -168,6 +181,15 @@ def test_null_means_absent() -> None:
         (b'{"dataset": "x", "batches": [0, 1, 2]}', "batches"),
         (b'{"dataset": "x", "batches": [false, 1]}', "batches"),
         (b'{"dataset": "x", "batches": {"0": 1, "2": 3}}', "batches"),
+        (b'{"dataset": "x", "batches": []}', "batches"),
+        (b'{"dataset": "x", "batches": [[]]}', "batches"),
+        (b'{"dataset": "x", "batches": [[0, 1], 2]}', "batches"),
+        (b'{"dataset": "x", "batches": [[0, 1], [true, 2]]}', "batches"),
+        (b'{"dataset": "x", "batches": [[0, 1], [5, 2]]}', "batches 5:2; the first must be 0"),
+        (b'{"dataset": "x", "batches": [[3, 5], [4, 6]]}', "batches 4:6 after 3:5; .* overlap"),
+        (b'{"dataset": "x", "batches": [[3, 5], [0, 1]]}', "batches 0:1 after 3:5; .* ascending"),
+        (b'{"dataset": "x", "batches": [' + b"[0, 0]," * 512 + b"[0, 1]]}", "513 ranges"),
+        (b'{"dataset": "x", "rows": [[0, 1], [3, 4]]}', "rows"),
     ],
 )
 def test_an_invalid_ticket_is_refused_with_its_problem(ticket: bytes, problem: str) -> None:

@@ -9,8 +9,10 @@ import pytest
 NEED_TORCH = [
     "test_dataset.py",
     "test_dataset_threads.py",
+    "test_decoding.py",
     "test_device_memory.py",
     "test_loaders.py",
+    "test_map_dataset.py",
     "test_mapped_batches.py",
     "test_reads.py",
     "test_tensors.py",

@@ -13,7 +13,12 @@ import pyarrow as pa
 import pytest
 
 from splitarrow.errors import InvalidDataError, UsageError
-from splitarrow.pytorch.tensors import TensorOptions, check_schema, convert_batch
+from splitarrow.pytorch.tensors import (
+    TensorOptions,
+    check_schema,
+    convert_batch,
+    split_rows,
+)
 
 torch: Any = import_module("torch")
 
@@ -151,6 +156,99 @@ def test_lists_become_values_and_offsets(make: Any) -> None:
     assert nulls["x.mask"].tolist() == [True, False, True]
     nested = torch.nested.nested_tensor_from_jagged(found["x"], found["x.offsets"].long())
     assert [row.tolist() for row in nested.unbind()] == [[1, 2], [], [3]]
+
+
+def test_each_level_of_nested_lists_has_offsets() -> None:
+    rows: list[Any] = [[[1, 2], []], [], [[3], [4, 5, 6]]]
+    found = convert(padded(rows, pa.list_(pa.large_list(pa.int16()))))
+    assert list(found) == ["x", "x.offsets.1", "x.offsets"]
+    assert found["x"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert found["x.offsets.1"].tolist() == [0, 2, 2, 3, 6]
+    assert found["x.offsets"].tolist() == [0, 2, 2, 4]
+    deep = convert(pa.array([[[["a"], []]], [[["b", "cd"]]]]), strings="bytes")
+    assert bytes(deep["x"].tolist()) == b"abcd"
+    offsets = [deep[name].tolist() for name in ("x.offsets", "x.offsets.1", "x.offsets.2")]
+    assert offsets == [[0, 1, 2], [0, 2, 3], [0, 1, 1, 3]]
+    assert deep["x.offsets.3"].tolist() == [0, 1, 2, 4]
+    structs = convert(pa.array([[{"a": [1, 2]}], [{"a": [3]}, {"a": []}]]))
+    assert list(structs) == ["x.a", "x.a.offsets", "x.offsets"]
+    with pytest.raises(InvalidDataError, match="the column 'x' has 1 nulls"):
+        convert(pa.array([[[1], None]]))
+
+
+def as_shaped(tensors: list[Any], permutation: list[int] | None = None) -> pa.RecordBatch:
+    """Return tensors as a ``variable_shape_tensor`` column, x."""
+    values: Any = [
+        None if each is None else {"data": each.flatten().tolist(), "shape": list(each.shape)}
+        for each in tensors
+    ]
+    kind = pa.struct([("data", pa.list_(pa.float32())), ("shape", pa.list_(pa.int32(), 2))])
+    text = "" if permutation is None else f'{{"permutation": {permutation}}}'
+    metadata = {
+        "ARROW:extension:name": "arrow.variable_shape_tensor",
+        "ARROW:extension:metadata": text,
+    }
+    field = pa.field("x", kind, metadata=metadata)
+    return pa.record_batch([pa.array(values, kind)], schema=pa.schema([field]))
+
+
+def test_tensors_of_different_shapes_become_a_list() -> None:
+    tensors = [torch.arange(6.0).reshape(2, 3), torch.zeros(1, 0), torch.arange(4.0).reshape(4, 1)]
+    batch = as_shaped(tensors)
+    found = convert_batch(batch.slice(1), TensorOptions(), {})["x"]
+    assert [each.shape for each in found] == [(1, 0), (4, 1)]
+    assert torch.equal(found[1], tensors[2])
+    permuted = convert_batch(as_shaped(tensors, [1, 0]), TensorOptions(), {})["x"]
+    assert all(torch.equal(each, other.T) for each, other in zip(permuted, tensors, strict=True))
+    nulls = as_shaped([tensors[0], None])
+    masked = convert_batch(nulls, TensorOptions("mask"), {})
+    assert [each.shape for each in masked["x"]] == [(2, 3), (0, 0)]
+    assert masked["x.mask"].tolist() == [True, False]
+    with pytest.raises(InvalidDataError, match="the column 'x' has 1 nulls"):
+        convert_batch(nulls, TensorOptions(), {})
+    wrong: Any = pa.array([{"data": [1.0], "shape": [2, 1]}], nulls.schema.field("x").type)
+    batch = pa.record_batch([wrong], schema=nulls.schema)
+    with pytest.raises(InvalidDataError, match=r"has 1 values, but the shape \[2, 1\]"):
+        convert_batch(batch, TensorOptions(), {})
+    check_schema(nulls.schema, TensorOptions(), {})
+
+
+def as_values(item: Any) -> Any:
+    """Return plain values in place of tensors."""
+    if isinstance(item, (list, tuple)):
+        return [as_values(each) for each in item]  # pyright: ignore[reportUnknownVariableType]
+    return item.tolist() if isinstance(item, torch.Tensor) else item
+
+
+@pytest.mark.parametrize("strings", ["list", "bytes"])
+def test_the_values_of_a_row_are_those_of_its_lists(strings: Any) -> None:
+    columns: dict[str, list[Any]] = {
+        "number": [1, 2, 3],
+        "text": ["a", "", "bc"],
+        "list": [[1, 2], [], [3]],
+        "words": [["a", "b"], [], ["cd"]],
+        "nested": [[[1, 2], []], [], [[3], [4, 5, 6]]],
+        "structs": [[{"a": 1, "b": [1, 2]}], [], [{"a": 2, "b": []}, {"a": 3, "b": [4]}]],
+    }
+    batch = pa.record_batch({name: pa.array(values) for name, values in columns.items()})
+    options = TensorOptions("mask", strings)
+    items = split_rows(convert_batch(batch, options, {}), batch.schema, 3, options)
+    for row, item in enumerate(items):
+        found = {name: as_values(value) for name, value in item.items()}
+        texts = {name: found[name] for name in ("text", "words")}
+        if strings == "bytes":
+            texts["text"] = bytes(texts["text"]).decode()
+            texts["words"] = [bytes(word).decode() for word in texts["words"]]
+        assert texts == {name: columns[name][row] for name in texts}
+        for name in ("number", "list", "nested"):
+            assert found[name] == columns[name][row]
+        for name in "ab":
+            assert found[f"structs.{name}"] == [each[name] for each in columns["structs"][row]]
+        assert found["structs.a.mask"] == [True] * len(columns["structs"][row])
+        assert found["number.mask"] is True
+    assert not any("offsets" in name for item in items for name in item)
+    empty = batch.slice(0, 0)
+    assert split_rows(convert_batch(empty, options, {}), empty.schema, 0, options) == []
 
 
 def test_lists_of_fixed_size_become_dimensions() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from contextlib import closing
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -142,7 +141,7 @@ class ArrowFileDataset(FileDataset):
             options = _choose_options(selection, contents.schema)
             reader = pa.ipc.open_file(handle, options=options)
             count = reader.num_record_batches
-            numbers = range(count)[selection.first_batch : selection.end_batch]
+            numbers = selection.batches.select(range(count))
             index = contents.index
             checker = None if index is None else FileMessageChecker(file, index)
             leading = 0 if index is None else len(index.blocks) - count
@@ -331,8 +330,7 @@ class ArrowStreamDataset(FileDataset):
                     for number in range(len(index.blocks))
                     if checker.check(number)
                 )
-                selected = islice(batches, selection.first_batch, selection.end_batch)
-                for batch, custom_metadata in selected:
+                for batch, custom_metadata in selection.batches.iterate(batches):
                     file.check()
                     yield selection.reorder(batch), custom_metadata
 
@@ -375,7 +373,7 @@ class FeatherDataset(FileDataset):
         """Yield the record batches; see `FileDataset.read_batches`."""
         table = _read_table(file)
         file.check()
-        for batch in table.to_batches()[selection.first_batch : selection.end_batch]:
+        for batch in selection.batches.select(table.to_batches()):
             yield selection.select_columns(batch), None
 
 

@@ -19,6 +19,7 @@ from ....formats.parquet.variant.arrow_fields import (
 )
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
+from ..batch_ranges import ALL_BATCHES, BatchRanges
 from ..dataset import Encoding, GeneratorSource, Measures, MessageGroups, check_batches
 from ..messages.message_index import MessageIndex
 from ..messages.passthrough import PassthroughMessages
@@ -40,10 +41,8 @@ class FileEntry:
     """The state of the file when it was listed."""
     partition_values: PartitionValues
     """The values of the partition columns for this file."""
-    first_batch: int = 0
-    """The first stored record batch or row group to read."""
-    end_batch: int | None = None
-    """The one after the last to read. None means all."""
+    batches: BatchRanges = ALL_BATCHES
+    """The stored record batches or row groups to read."""
 
     @contextmanager
     def open(self) -> Generator[tuple[SourceFile, FileContents]]:
@@ -56,7 +55,7 @@ class FileEntry:
     def list_batch_rows(self) -> list[int]:
         """Return the rows of each stored record batch or row group to read."""
         with self.open() as (file, contents):
-            return self.dataset.list_batch_rows(file, contents)[self.first_batch : self.end_batch]
+            return list(self.batches.select(self.dataset.list_batch_rows(file, contents)))
 
     def count_batches(self) -> int:
         """Return the number of stored record batches or row groups in the file."""
@@ -76,7 +75,7 @@ class FileEntry:
     @property
     def rows(self) -> int | None:
         """The number of rows to read before any filter; None if it is unknown."""
-        if self.first_batch or self.end_batch is not None:
+        if not self.batches.is_all:
             return sum(self.list_batch_rows())
         return self.dataset.rows
 
@@ -179,14 +178,14 @@ class ConcatenatedFiles:
 
     def _select_batches(self, request: Request) -> ConcatenatedFiles:
         """Return the files with the record batches of a request, counted over all files."""
-        first, end = request.batches or (0, 0)
+        ranges = BatchRanges.of(request)
         entries: list[FileEntry] = []
         begin = 0
         for entry in self.entries:
             count = entry.count_batches()
-            if begin < end and first < begin + count:
-                span = (max(first - begin, 0), min(end - begin, count))
-                entries.append(replace(entry, first_batch=span[0], end_batch=span[1]))
+            batches = ranges.within(begin, count)
+            if batches.ranges:
+                entries.append(replace(entry, batches=batches))
             begin += count
         check_batches(request, begin)
         return replace(self, entries=tuple(entries))
@@ -198,14 +197,9 @@ class ConcatenatedFiles:
             rows = entry.rows
             if rows is None or offset < rows:
                 with entry.open() as (file, contents):
-                    in_file = Selection(
-                        self.file_schema,
-                        offset=offset,
-                        first_batch=entry.first_batch,
-                        end_batch=entry.end_batch,
-                    )
+                    in_file = Selection(self.file_schema, offset=offset, batches=entry.batches)
                     in_file = entry.dataset.skip_rows(file, contents, in_file)
-                entry = replace(entry, first_batch=in_file.first_batch)
+                entry = replace(entry, batches=in_file.batches)
                 entries = (entry, *self.entries[number + 1 :])
                 return replace(self, entries=entries), replace(selection, offset=in_file.offset)
             offset -= rows
@@ -220,8 +214,8 @@ class ConcatenatedFiles:
                 index = contents.index
                 if index is None or not first.has_schema_message_of(index):
                     raise DatasetError(f"{entry.dataset.path} changed while it was read")
-                if entry.first_batch or entry.end_batch is not None:
-                    index = index.select_batches(file, entry.first_batch, entry.end_batch)
+                if not entry.batches.is_all:
+                    index = index.select_batches(file, entry.batches)
                 yield from PassthroughMessages(index, regions=regions).groups(file)
 
     def _read_batches(self, selection: Selection) -> Batches:
@@ -234,7 +228,7 @@ class ConcatenatedFiles:
                 entries, lambda entry: lambda index: entry.find_range(index, self.schema)
             )
         for entry in entries:
-            in_file = replace(in_file, first_batch=entry.first_batch, end_batch=entry.end_batch)
+            in_file = replace(in_file, batches=entry.batches)
             with (
                 entry.open() as (file, contents),
                 closing(entry.dataset.read_batches(file, contents, in_file)) as batches,

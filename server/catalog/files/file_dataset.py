@@ -112,7 +112,7 @@ class FileDataset(ServedDataset):
         """Yield the record batches with the selected columns, in order.
 
         The filter, the limit and the batch size are hints. Only the stored record batches or row
-        groups from `Selection.first_batch` to `Selection.end_batch` are read. Raises
+        groups of `Selection.batches` are read. Raises
         `DatasetError` if the file cannot be read or has changed since it was opened.
         """
 
@@ -226,15 +226,17 @@ class FileDataset(ServedDataset):
         states_rows = self.states_batch_rows or contents.index is not None
         if not selection.offset or selection.filter is not None or not states_rows:
             return selection
-        offset, first = selection.offset, selection.first_batch
-        for rows in self.list_batch_rows(file, contents)[first : selection.end_batch]:
+        offset, skipped = selection.offset, 0
+        counts = self.list_batch_rows(file, contents)
+        for rows in selection.batches.select(counts):
             if offset < rows or not offset:
                 break
             offset -= rows
-            first += 1
+            skipped += 1
         else:
             offset = 0
-        return replace(selection, first_batch=first, offset=offset)
+        batches = selection.batches.skip(skipped, len(counts)) if skipped else selection.batches
+        return replace(selection, batches=batches, offset=offset)
 
     def list_batch_rows(self, file: SourceFile, contents: FileContents) -> list[int]:
         """Return the rows of each stored record batch or row group.

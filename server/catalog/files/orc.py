@@ -29,7 +29,7 @@ class OrcDataset(FileDataset):
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
         with _open_orc(file) as orc:
-            stripes = range(orc.nstripes)[selection.first_batch : selection.end_batch]
+            stripes = selection.batches.select(range(orc.nstripes))
             names = None
             if selection.columns and has_plain_names(contents.schema):
                 names = list(selection.paths or selection.schema.names)

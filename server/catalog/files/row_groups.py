@@ -38,7 +38,7 @@ def select_row_groups(
 
     `schema` has the columns of the file and then `fields`, whose paths are those in the file.
     """
-    groups = range(parquet.num_row_groups)[selection.first_batch : selection.end_batch]
+    groups = selection.batches.select(range(parquet.num_row_groups))
     if selection.filter is None:
         return list(groups)
     leaves = _find_leaves(parquet.schema, columns, schema, fields)

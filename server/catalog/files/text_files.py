@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -36,7 +35,7 @@ class _TextDataset(FileDataset):
         """Yield the record batches; see `FileDataset.read_batches`."""
         with open_with_arrow(file, self._file_type) as handle:
             batches = self._open(handle, contents.schema)
-            for batch in islice(batches, selection.first_batch, selection.end_batch):
+            for batch in selection.batches.iterate(batches):
                 file.check()
                 yield selection.select_columns(batch), None
 

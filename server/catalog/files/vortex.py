@@ -22,6 +22,7 @@ from ....protocol.messages import MetadataType
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import SourceFile
+from ..batch_ranges import BatchRanges
 from ..dataset import (
     GeneratorSource,
     MessageGroups,
@@ -75,7 +76,7 @@ class VortexFileDataset(FileDataset):
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
-        splits = contents.plan.splits[selection.first_batch : selection.end_batch]
+        splits = selection.batches.select(contents.plan.splits)
         names = [field.name for field in contents.schema]
         by_name = selection.columns is not None and len(set(names)) == len(names)
         chosen = [names[column] for column in selection.columns or ()] if by_name else None
@@ -184,7 +185,7 @@ class VortexStreamDataset(FileDataset):
         plan: VortexMessages = contents.plan
         with map_read_errors(file.path, _VORTEX_STREAM):
             decoder = ArrayDecoder(_read_message(file, plan.dtype))
-            for place in plan.arrays[selection.first_batch : selection.end_batch]:
+            for place in selection.batches.select(plan.arrays):
                 array = decoder.decode_arrow(_read_message(file, place), data_type)
                 file.check()
                 yield selection.select_columns(restore_rows(array, contents.schema)), None
@@ -204,9 +205,8 @@ class VortexStreamDataset(FileDataset):
             check_version(request, hash_version(file.version))
             select_shards(request, (self,))
             contents = self.load_contents(file)
-            first, end = request.batches or (0, None)
             check_batches(request, len(contents.plan.arrays))
-            places = (contents.plan.dtype, *contents.plan.arrays[first:end])
+            places = (contents.plan.dtype, *BatchRanges.of(request).select(contents.plan.arrays))
         except BaseException:
             file.close()
             raise

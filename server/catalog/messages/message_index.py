@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from itertools import chain
 
 import pyarrow as pa
 
 from ....errors import ProtocolError
-from ....formats.arrow.file import BLOCK, Blocks
+from ....formats.arrow.file import Blocks
 from ....formats.arrow.message import (
     HeaderType,
     RowCountLayout,
@@ -17,6 +18,7 @@ from ....formats.arrow.message import (
 )
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import SourceFile
+from ..batch_ranges import BatchRanges
 from ..dataset import GROUP_BYTES
 
 REGION_BYTES = 256 << 10
@@ -42,6 +44,7 @@ class MessageIndex:
         "blocks",
         "codec",
         "group_ends",
+        "is_sparse",
         "row_layout",
         "schema",
         "schema_metadata",
@@ -61,6 +64,8 @@ class MessageIndex:
         self.codec = codec
         self.group_ends = _find_group_ends(blocks, (dictionaries or 0) + 1)
         """For each group, the index in `blocks` after its last message."""
+        self.is_sparse = False
+        """Whether messages of the file are left out between those of the index."""
         self._dictionaries = dictionaries
         self._row_counts: array[int] | None = None
         self.row_layout: RowCountLayout | None = None
@@ -91,42 +96,35 @@ class MessageIndex:
         """
         return [rows for rows in self._count_rows(file) if rows != _NOT_A_RECORD_BATCH]
 
-    def select_batches(self, file: SourceFile, first: int, end: int | None) -> MessageIndex:
+    def select_batches(self, file: SourceFile, batches: BatchRanges) -> MessageIndex:
         """Return an index of some record batches and the dictionary batches that they need.
 
-        `end` is the one after the last; None means all. Raises as `list_rows` does.
+        Raises as `list_rows` does.
         """
-        if self._dictionaries is None:
-            return self._select_mixed(file, first, end)
+        if batches.ranges is None:
+            return self
         leading = self._dictionaries
-        begin = leading + first
-        stop = len(self.blocks) if end is None else leading + end
-        blocks = self.blocks.select(0, leading) + self.blocks.select(begin, stop)
+        if leading is None:
+            kept = self._find_messages(file, batches)
+        else:
+            kept = [(0, leading), *((leading + a, leading + b) for a, b in batches.ranges)]
+        blocks = Blocks(b"".join(self.blocks.select(*span).packed for span in kept))
         selected = MessageIndex(self.schema, self.schema_metadata, blocks, self.codec, leading)
+        selected.is_sparse = batches.is_sparse
         counts = self._row_counts
         if counts is not None:
-            selected._row_counts = counts[:leading] + counts[begin:stop]
+            selected._row_counts = array("q", chain.from_iterable(counts[a:b] for a, b in kept))
         return selected
 
-    def _select_mixed(self, file: SourceFile, first: int, end: int | None) -> MessageIndex:
-        """Return the same as `select_batches`, for any order of messages."""
-        packed = bytearray()
-        counts = array("q")
-        batch = 0
-        blocks = self.blocks.iter_tuples(0, len(self.blocks))
-        for block, rows in zip(blocks, self._count_rows(file), strict=True):
-            if end is not None and batch >= end:
-                break
-            if rows != _NOT_A_RECORD_BATCH:
-                batch += 1
-                if batch <= first:
-                    continue
-            packed += BLOCK.pack(*block)
-            counts.append(rows)
-        blocks = Blocks(bytes(packed))
-        selected = MessageIndex(self.schema, self.schema_metadata, blocks, self.codec)
-        selected._row_counts = counts
-        return selected
+    def _find_messages(self, file: SourceFile, batches: BatchRanges) -> list[tuple[int, int]]:
+        """Return ranges of messages: record batches, and the dictionary batches before the last."""
+        rows = self._count_rows(file)
+        numbers = [at for at, count in enumerate(rows) if count != _NOT_A_RECORD_BATCH]
+        chosen = batches.select(numbers)
+        if not chosen:
+            return []
+        left_out = set(numbers).difference(chosen)
+        return [(at, at + 1) for at in range(chosen[-1] + 1) if at not in left_out]
 
     def _count_rows(self, file: SourceFile) -> array[int]:
         """Return the rows of each message, with -1 for messages that are not record batches."""

@@ -219,7 +219,8 @@ class PassthroughMessages:
         begin, blocks = 0, self.index.blocks
         for end in self.index.group_ends:
             offset, _, body = blocks[begin]
-            if begin or body >= REGION_BYTES:  # The reader waits for the first, small messages.
+            is_small = not begin and body < REGION_BYTES  # The reader waits for these messages.
+            if not is_small and not self.index.is_sparse:
                 readahead.advance(offset)
             if body < REGION_BYTES:
                 for first, stop in self._split_group(begin, end):

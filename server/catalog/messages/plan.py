@@ -40,8 +40,8 @@ def plan_file(
         return None
     if selection.compression not in (None, index.codec or "none") and len(index.blocks):
         return None
-    if selection.selects_batches:
-        index = index.select_batches(file, selection.first_batch, selection.end_batch)
+    if not selection.batches.is_all:
+        index = index.select_batches(file, selection.batches)
     if not _keeps_boundaries(selection, index, file):
         return None
     if selection.columns is None:

@@ -141,6 +141,43 @@ def test_a_read_returns_record_batches(client: Client, table: pa.Table, transpor
 
 
 @pytest.mark.parametrize("transport", ["tcp", "flight"])
+def test_a_read_returns_several_ranges_of_record_batches(
+    client: Client, table: pa.Table, transport: str
+) -> None:
+    def read(name: str, *ranges: tuple[int, int], **options: Any) -> pa.Table:
+        with client.read(name, batches=ranges, transport=transport, **options) as stream:
+            return stream.read_all()
+
+    rows = client.count_rows("many")[3]
+    begins = [3 * SHARD_ROWS + sum(rows[:number]) for number in range(len(rows))]
+    parts = [table.slice(begin, count) for begin, count in zip(begins, rows, strict=True)]
+    last = len(rows) - 1
+    expected = pa.concat_tables([parts[0], parts[last]])
+    version = client.info("many").version
+    for wanted_version in (None, version):
+        ends: Any = [(0, 1), (last, last + 1)]
+        assert read("many", *ends, shards=[3], version=wanted_version) == expected
+    wanted = pc.field("n") >= 3 * SHARD_ROWS + 10
+    options: dict[str, Any] = {"filter": wanted, "limit": rows[0], "columns": ["n"]}
+    found = read("many", (0, 1), (last, last + 1), shards=[3], **options)
+    assert found == expected.slice(10, rows[0]).select(["n"])
+    assert read("many", (0, 1), (1, 2), shards=[3]) == pa.concat_tables(parts[:2])
+    whole = client.count_rows("table")[0]
+    middle = table.slice(whole[0], whole[1])
+    assert read("table", (1, 2), (3, 3)) == middle
+    with pytest.raises(errors.UsageError, match=r"batches 2:3 after 1:4; .* must not overlap"):
+        read("many", (1, 4), (2, 3), shards=[3])
+    with pytest.raises(errors.UsageError, match="513 ranges of batches; the limit is 512"):
+        read("many", *((2 * n, 2 * n + 1) for n in range(513)), shards=[3])
+    with pytest.raises(errors.UsageError, match="batches has no ranges"):
+        read("many", shards=[3])
+    with pytest.raises(errors.InvalidRequestError, match="no record batches 7000:7001; there are"):
+        read("many", (0, 1), (7000, 7001), shards=[3])
+    with pytest.raises(errors.UsageError, match="shards names 2 of 'many'"):
+        read("many", (0, 1), (2, 3), shards=[3, 4])
+
+
+@pytest.mark.parametrize("transport", ["tcp", "flight"])
 def test_a_read_returns_rows(client: Client, table: pa.Table, transport: str) -> None:
     def read(name: str, begin: int, end: int, **options: Any) -> pa.Table:
         with client.read(name, rows=(begin, end), transport=transport, **options) as stream:
@@ -366,6 +403,23 @@ def test_a_read_resumes_after_broken_connections(
             assert stream.read_all() == table.slice(0, 2600).select(["text"])
         with client.read(name, filter=pc.field("n") > 100) as stream:
             assert stream.read_all() == table.slice(101)
+
+
+def test_a_read_of_several_ranges_resumes_after_its_last_row(
+    client: Client, table: pa.Table
+) -> None:
+    counts = client.count_rows("table")[0]
+    numbers = range(0, len(counts), 2)
+    ranges = [(number, number + 1) for number in numbers]
+    expected = pa.concat_tables(
+        [table.slice(sum(counts[:number]), counts[number]) for number in numbers]
+    )
+    with cut(6):
+        of_shard: dict[str, Any] = {"shards": [0], "version": client.info("table").version}
+        for options in ({}, of_shard):
+            with client.read("table", batches=ranges, transport="tcp", **options) as stream:
+                assert stream.read_all() == expected
+                assert stream.resumed
 
 
 def test_zero_attempts_disable_resuming(client: Client) -> None:
