@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, groupby, islice
@@ -93,17 +93,20 @@ class Part(NamedTuple):
 class Rows:
     """The rows of one batch: one or more parts of blocks, in order."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("gaps", "parts")
 
-    def __init__(self, parts: list[Part]) -> None:
-        self._parts = parts
+    def __init__(self, parts: list[Part], gaps: Mapping[int, int] | None = None) -> None:
+        self.parts = parts
+        """The parts."""
+        self.gaps = gaps or {}
+        """The number of rows that could not be read before each part, by its index."""
 
     def split(self, counts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Rows]]:
         """Yield a key and the rows of so many parts, for pairs of a key and a number of parts.
 
         Parts that follow each other with the same key are together.
         """
-        parts = iter(self._parts)
+        parts = iter(self.parts)
         for key, members in groupby(counts, key=itemgetter(0)):
             yield key, Rows(list(islice(parts, sum(count for _, count in members))))
 
@@ -112,7 +115,7 @@ class Rows:
 
         They must be in host memory.
         """
-        parts: Any = self._parts
+        parts: Any = self.parts
         batches = [each for part in parts for each in part.block.slice(part.begin, part.end)]
         if len(batches) == 1:
             return batches[0]
@@ -123,12 +126,12 @@ class Rows:
         """Return the rows as tensors. Those of consecutive batches may share a storage."""
         from .tensors import convert_batch  # needs PyTorch
 
-        block, begin, end = self._parts[0]
+        block, begin, end = self.parts[0]
         if not isinstance(block, BlockRows):
             from .device_tensors import convert_parts
 
-            return convert_parts(cast("Any", self._parts), options)
-        if len(self._parts) == 1:
+            return convert_parts(cast("Any", self.parts), options)
+        if len(self.parts) == 1:
             tensors = block.tensors(begin, end, options, categories)
             if tensors is not None:
                 return tensors
@@ -181,7 +184,8 @@ class _Read:
 
     def drop(self, block: int) -> None:
         """Drop a block that was used."""
-        self._blocks.result().pop(block, None)
+        if self._blocks.exception() is None:
+            self._blocks.result().pop(block, None)
 
 
 class BlockSource:
@@ -200,6 +204,11 @@ class BlockSource:
         self._row_bytes = _find_row_bytes(plan.schema)
         self._started = 0
         self._stopped = threading.Event()
+
+    def name(self, block: int) -> str:
+        """Return a name of a block, for messages."""
+        shard, first, end, _ = self._plan.blocks[block]
+        return f"record batches {first}:{end} of shard {shard} of {self._plan.selection.name!r}"
 
     def is_last(self, piece: Piece) -> bool:
         """Return whether a block ends with a piece."""
@@ -310,10 +319,17 @@ class BlockSource:
 class BlockReader:
     """Reads the blocks of an epoch ahead of their use: a context manager.
 
-    A block stays in memory while a lane is in it. The caller closes the clients of the sources.
+    A block stays in memory while a lane is in it. The caller closes the clients of the sources. If
+    there is a `report`, it is called for rows that cannot be read, and they are left out.
     """
 
-    def __init__(self, find_source: Callable[[int], BlockSource], depth: int) -> None:
+    def __init__(
+        self,
+        find_source: Callable[[int], BlockSource],
+        depth: int,
+        report: Callable[[int, Exception, str], None] | None = None,
+    ) -> None:
+        self._report = report
         self._sources: dict[int, BlockSource] = {}
         self._find_source = find_source
         self._depth = depth
@@ -337,14 +353,22 @@ class BlockReader:
                 return
             batch = ahead.popleft()
             parts: list[Part] = []
+            gaps: Counter[int] = Counter()
             for run in batch.runs:
                 read_alone = self._source(run.source).read_alone
                 for block, begin, end in run.pieces:
                     read = self._reads[run.source, block]
                     self._unused.discard(read)
-                    parts.append(Part(read.wait(block, read_alone), begin, end))
+                    try:
+                        parts.append(Part(read.wait(block, read_alone), begin, end))
+                    except SplitArrowError as error:
+                        if self._report is None:
+                            raise
+                        place = self._source(run.source).name(block)
+                        self._report(end - begin, error, f"{end - begin} rows of {place}")
+                        gaps[len(parts)] += end - begin
             self._release(batch)
-            yield batch, Rows(parts)
+            yield batch, Rows(parts, gaps)
 
     def _source(self, number: int) -> BlockSource:
         source = self._sources.get(number)

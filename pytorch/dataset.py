@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..protocol.uri import DataUri
 from ..transport.registry import list_schemes
 from ..transport.tls_options import TlsOptions
+from .bad_rows import OnError, RowTester, Target, fill_batches
 from .blocks import BatchPlan, BlockSource, Rows, Run
 from .device_tensors import (
     check_device,
@@ -22,8 +23,8 @@ from .device_tensors import (
     find_memory_device,
     wait_for_stream,
 )
-from .loader import BatchOptions, StepDataset, find_rank
-from .order import Division, EpochOrder, Even, Share
+from .loader import BatchOptions, StepDataset, find_rank, map_in_threads
+from .order import Division, EpochOrder, Even, Share, Spans
 from .plan import Connect, DatasetPlan, Selection, plan_dataset
 from .position import Order, Position
 from .provenance import StoredSource
@@ -157,6 +158,16 @@ class StreamDataset(StepDataset):
         pickled. With ``"cuda:0"``, the tensors are on the device, which shuffles and joins rows
         itself. That needs a loader without workers, columns of fixed width, and no `transform`.
 
+    on_error : {"raise", "skip"}
+        What happens to rows that fail in `transform`, in the conversion or in `collate`, or that
+        cannot be read. ``skip`` leaves them out, counts and logs them, and fills each batch with
+        the next rows of its rank, so that all ranks keep the number of their batches. Where these
+        run out, the last batches have fewer rows, with ``even="pad"`` some rows are repeated, and
+        with ``"uneven"`` a rank may have fewer batches. The number of workers must divide
+        `interleave`.
+    max_errors : int
+        The number of rows that a rank may leave out in an iteration. One more raises.
+
     Raises
     ------
     UsageError
@@ -194,6 +205,8 @@ class StreamDataset(StepDataset):
         prefetch_blocks: int = 2,
         threads: int = 0,
         memory: Any = None,
+        on_error: OnError = "raise",
+        max_errors: int = 1000,
     ) -> None:
         if interleave is None:
             interleave = DEFAULT_INTERLEAVE if shuffle else 1
@@ -216,6 +229,8 @@ class StreamDataset(StepDataset):
                 check_device(device),
                 collate,
                 TensorOptions(on_null, strings, decode),
+                on_error,
+                max_errors,
             )
         )
         self._transform = transform
@@ -224,6 +239,8 @@ class StreamDataset(StepDataset):
         options = {"transport": check_transport(transport)}
         selection = Selection(name, check_columns(columns), filter, version or "", options)
         self._memory_device = find_memory_device(memory)
+        if self._memory_device is not None and on_error != "raise":
+            raise UsageError("on_error='skip' needs record batches in host memory; pass device=")
         if self._memory_device is not None and transform is not None:
             raise UsageError(
                 "transform needs record batches in host memory; pass collate to change tensors on "
@@ -290,9 +307,49 @@ class StreamDataset(StepDataset):
 
     def _plan_batches(self, position: Position, numbers: Iterator[int]) -> Iterator[BatchPlan]:
         order, share = self.make_order(position.epoch), self._share(position)
+        shifts = position.current.shifts(self.rank, share.lanes)
         for number in numbers:
-            pieces = list(order.locate(share.batch(number)))
-            yield BatchPlan(number, [Run(0, number % share.lanes, pieces)])
+            lane = number % share.lanes
+            spans = share.batch(number)
+            rows = sum(end - begin for begin, end in spans)
+            if shifts[lane]:  # the batches before this one have taken some of its rows
+                taken = min(shifts[lane], rows)
+                shifts[lane] -= taken
+                spans = list(Spans(spans).slice(taken, rows))
+            runs = [Run(0, lane, list(order.locate(spans)))] if spans else []
+            yield BatchPlan(number, runs, Target(lane, rows))
+
+    def _deliver(
+        self, position: Position, batches: Iterator[tuple[BatchPlan, Rows]], workers: int
+    ) -> Generator[tuple[int, Any]]:
+        errors, lanes = self._errors, self._share(position).lanes
+        if errors is None:
+            if position.current.skipped:
+                raise UsageError("the state has left rows out; pass on_error='skip'")
+            yield from super()._deliver(position, batches, workers)
+            return
+        if lanes % workers:
+            raise UsageError(
+                f"on_error='skip' needs a number of workers that divides interleave, of which "
+                f"there are {lanes}; the loader has {workers} workers"
+            )
+        worker = torch.utils.data.get_worker_info()
+        number = 0 if worker is None else worker.id
+        report = partial(errors.count, number)
+        tester = RowTester(self._make_from_record_batch, report, position.earlier)
+        tested = map_in_threads(lambda item: tester.test(*item), batches, self.options.threads)
+        with closing(tested):
+            yield from fill_batches(
+                tested,
+                self._make_from_record_batch,
+                partial(errors.add, number),
+                self.options.even,
+            )
+
+    def _note_errors(self, position: Position) -> Position:
+        if self._errors is None:
+            return position
+        return position.noting((self.rank, *line) for line in self._errors.list_lines())
 
     @contextmanager
     def _open_sources(
@@ -316,18 +373,22 @@ class StreamDataset(StepDataset):
 
     def _convert_rows(self, rows: Rows) -> Any:
         worker = torch.utils.data.get_worker_info()
-        options, categories = self.options.tensors, self._plan.categories
+        if self._transform is None and (worker is None or self.options.collate is None):
+            # Tensors that share a storage must not be collated in a worker: PyTorch sends it whole.
+            tensors = rows.to_tensors(self.options.tensors, self._plan.categories)
+            return self._finish(tensors, worker)
+        return self._make_from_record_batch(rows.to_record_batch())
+
+    def _make_from_record_batch(self, batch: pa.RecordBatch) -> Any:
         if self._transform is not None:
-            batch = self._transform(rows.to_record_batch())
-            result = convert_batch(batch, options, categories)
-        elif worker is not None and self.options.collate is not None:
-            # PyTorch sends the whole storage of each tensor, so it must not be shared.
-            result = convert_batch(rows.to_record_batch(), options, categories)
-        else:
-            result = rows.to_tensors(options, categories)
+            batch = self._transform(batch)
+        tensors = convert_batch(batch, self.options.tensors, self._plan.categories)
+        return self._finish(tensors, torch.utils.data.get_worker_info())
+
+    def _finish(self, tensors: dict[str, Any], worker: Any) -> Any:
         if worker is not None and self.options.collate is None:
-            return SharedBatch(result)
-        return self.options.finish(result)
+            return SharedBatch(tensors)
+        return self.options.finish(tensors)
 
     def _find_start(self, resumed: Position | None) -> Position:
         if resumed is not None:

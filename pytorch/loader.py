@@ -12,11 +12,12 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import dropwhile, islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import pyarrow as pa
 
 from ..errors import UsageError
+from .bad_rows import ErrorLog, OnError
 from .blocks import BatchPlan, BlockReader, BlockSource, Rows
 from .device_tensors import move
 from .order import Even
@@ -109,6 +110,18 @@ class BatchOptions:
     """What makes the result of a dict of tensors, or None."""
     tensors: TensorOptions
     """How record batches become tensors."""
+    on_error: OnError
+    """What happens to rows that cannot be delivered."""
+    max_errors: int
+    """The number of rows that may be left out."""
+
+    def __post_init__(self) -> None:
+        if self.on_error not in get_args(OnError):
+            raise UsageError(
+                f"on_error is {self.on_error!r}; expected {', '.join(get_args(OnError))}"
+            )
+        if self.max_errors < 1:
+            raise UsageError(f"max_errors is {self.max_errors}; expected 1 or more")
 
     @property
     def step_rows(self) -> int:
@@ -132,6 +145,8 @@ class StepDataset(_IterableDataset):
         super().__init__()
         self.options = options
         """How batches are divided and made."""
+        skips = options.on_error == "skip"
+        self._errors = ErrorLog(options.max_errors) if skips else None
         # Workers that persist get a new epoch through shared memory.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._resumed: Any = None
@@ -175,6 +190,10 @@ class StepDataset(_IterableDataset):
     @abstractmethod
     def _make_batch(self, plan: BatchPlan, rows: Rows) -> Any:
         """Return what the dataset yields for a batch."""
+
+    def _note_errors(self, position: Any) -> Any:
+        """Return a position that states which rows this iteration has left out, if it matters."""
+        return position
 
     @abstractmethod
     def _find_stage(self, step: int) -> tuple[Any, int]:
@@ -296,22 +315,28 @@ class StepDataset(_IterableDataset):
             )
 
     def _iterate(self, position: Any, numbers: Iterator[int], workers: int) -> Iterator[Any]:
+        assert self._progress is not None
+        report, worker = None, self._progress.worker or 0
+        if self._errors is not None:
+            self._errors.start(worker, workers)
+            report = partial(self._errors.count, worker)
         with (
             self._open_sources(position, workers) as find_source,
-            BlockReader(find_source, self.options.prefetch_blocks) as reader,
+            BlockReader(find_source, self.options.prefetch_blocks, report) as reader,
             closing(
-                map_in_threads(
-                    self._convert,
-                    reader.read(self._plan_batches(position, numbers)),
-                    self.options.threads,
-                )
+                self._deliver(position, reader.read(self._plan_batches(position, numbers)), workers)
             ) as results,
         ):
             for number, result in results:
-                assert self._progress is not None
                 self._progress = self._progress.advanced(number + 1)
                 yield result
                 del result  # its memory may be leased
+
+    def _deliver(
+        self, position: Any, batches: Iterator[tuple[BatchPlan, Rows]], workers: int
+    ) -> Generator[tuple[int, Any]]:
+        """Yield the numbers of batches, and what the dataset yields for them."""
+        return map_in_threads(self._convert, batches, self.options.threads)
 
     def _convert(self, batch: tuple[BatchPlan, Rows]) -> tuple[int, Any]:
         """Return the number of a batch and what the dataset yields for it."""
@@ -346,23 +371,30 @@ class StepDataset(_IterableDataset):
         """
         progress, start, worker = self._progress, self._start(), {}
         if steps is not None:
-            start = self._find_position(start, steps)
+            start = self._find_position(self._note_errors(start), steps)
         elif progress is not None and progress.worker is None:
-            start = self._advance(progress.start, progress.next)
+            start = self._advance(self._note_errors(progress.start), progress.next)
         elif progress is not None:
-            start, worker = progress.start, {"worker": progress.encode()}
+            start, worker = self._note_errors(progress.start), {"worker": progress.encode()}
         skipped = [[each.start, each.stop] for each in self._skipped]
         return {**self._encode(start), "skipped_steps": skipped, **worker}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    @property
+    def errors(self) -> int:
+        """The rows that ``on_error="skip"`` has left out in this iteration, of all workers."""
+        return 0 if self._errors is None else self._errors.rows
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue at a position, also with other numbers of workers and ranks than before.
 
         The next iteration, and each further one of that epoch, begins at the position.
 
         Parameters
         ----------
-        state : mapping
-            The result of `state_dict`, or that of a ``StatefulDataLoader``.
+        state : mapping, or sequence of mapping
+            The result of `state_dict`, or that of a ``StatefulDataLoader``. If rows were left out
+            with ``on_error="skip"``, each rank continues exactly with its own state, or with those
+            of all ranks, which other numbers of ranks need.
 
         Raises
         ------

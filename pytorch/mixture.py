@@ -92,7 +92,12 @@ class Mixture(StepDataset):
         for name, value, choices in (("stop", stop, Stop), ("unit", unit, Unit)):
             if value not in get_args(choices):
                 raise UsageError(f"{name} is {value!r}; expected {', '.join(get_args(choices))}")
-        super().__init__(_common_options(datasets))
+        options = _common_options(datasets)
+        if options.on_error != "raise":
+            raise UsageError(
+                "the parts of a mixture cannot leave rows out; pass on_error='raise' to all of them"
+            )
+        super().__init__(options)
         self.parts = [dataset.as_part() for dataset in datasets]
         """The datasets."""
         self._part_rows = [dataset.rows for dataset in datasets]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -112,15 +112,19 @@ class Share:
         begin, end = self._offset(place), self._offset(place + 1)
         return list(self._wrap(self._begin + begin, self._begin + end))
 
-    def rest(self, steps: int) -> Iterator[Span]:
-        """Yield the positions after the first `steps` batches, without those that are repeated."""
+    def rest(self, steps: int, shifts: Mapping[int, int] | None = None) -> Iterator[Span]:
+        """Yield the positions after the first `steps` batches, without those that are repeated.
+
+        `shifts` are the rows that each lane has left out besides.
+        """
         total = len(self._rows)
         for lane in range(self.lanes):
             first = max(0, -((lane - steps) // self.lanes))
             begin, end = self._lane_begin(lane) + first, self._lane_begin(lane + 1)
             if begin < end:
-                rows = (self._begin + self._offset(place) for place in (begin, end))
-                yield from self._rows.slice(*(min(row, total) for row in rows))
+                row = self._begin + self._offset(begin) + (shifts or {}).get(lane, 0)
+                last = min(self._begin + self._offset(end), total)
+                yield from self._rows.slice(min(row, last), last)
 
     def _place(self, number: int) -> int:
         """Return the position of a batch among all batches of all lanes, lane after lane."""
@@ -145,11 +149,21 @@ class Share:
             begin += count
 
 
-def remaining_rows(rows: Spans, division: Division, steps: int) -> Spans:
-    """Return the positions that no rank has delivered after `steps` batches of each rank."""
-    shares = (Share(rows, division, rank) for rank in range(division.world_size))
-    delivered_to_none = [span for share in shares for span in share.rest(steps)]
-    return Spans(delivered_to_none)
+def remaining_rows(
+    rows: Spans,
+    division: Division,
+    steps: int,
+    find_shifts: Callable[[int, int], Mapping[int, int]],
+) -> Spans:
+    """Return the positions that no rank has delivered after `steps` batches of each rank.
+
+    `find_shifts` returns the rows that each lane of a rank has left out, given its lanes.
+    """
+    spans: list[Span] = []
+    for rank in range(division.world_size):
+        share = Share(rows, division, rank)
+        spans += share.rest(steps, find_shifts(rank, share.lanes))
+    return Spans(spans)
 
 
 class EpochOrder:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 from ..errors import UsageError
 from .order import Division, Spans, remaining_rows
@@ -16,26 +17,56 @@ STATE_FORMAT = 1
 """The version of what a checkpoint holds."""
 
 
-def find_dataset_state(state: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+def find_dataset_state(state: Any) -> tuple[Mapping[str, Any], int]:
     """Return the state of a dataset, which may be within that of a loader, and further steps.
 
     A loader with workers counts the batches that it has yielded. The states of its workers are
-    ahead of it, as workers prefetch. Raises `UsageError` if the state has another form.
+    ahead of it, as workers prefetch. Of a list of the states of all ranks, the rows that were left
+    out are put together. Raises `UsageError` if the state has another form.
     """
     try:
+        if isinstance(state, list | tuple):
+            found, steps = zip(*map(find_dataset_state, cast("Sequence[Any]", state)), strict=True)
+            same = {_without_skipped(each) for each in found}
+            if len(set(steps)) > 1 or len(same) > 1:
+                raise UsageError("the states of the ranks are of different steps or orders")
+            return _join_states(found), steps[0]
         if "format" in state:
             return state, 0
         if _SNAPSHOT not in state:
             return state[_DATASET], 0
         snapshot = state[_SNAPSHOT]
         steps = snapshot[_SNAPSHOT_STEP] + state[_STEPS_SINCE]
-        first_worker = next(iter(snapshot[_WORKERS].values()))
-        found = {key: value for key, value in first_worker[_DATASET].items() if key != "worker"}
-    except (KeyError, TypeError, StopIteration):
+        workers = [worker[_DATASET] for worker in snapshot[_WORKERS].values()]
+        found = _join_states(workers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UsageError):
+            raise
         raise UsageError(
             "the state is neither that of a StreamDataset nor that of a StatefulDataLoader with one"
         ) from None
-    return found, steps
+    return {key: value for key, value in found.items() if key != "worker"}, steps
+
+
+def _without_skipped(state: Mapping[str, Any]) -> str:
+    stages = [{**stage, "skipped": None} for stage in state.get("stages", ())]
+    return repr(sorted({**state, "stages": stages}.items()))
+
+
+def _join_states(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the first state, with the rows that any one states as left out."""
+    first, *others = states
+    skipped = [
+        each
+        for state in states
+        for stage in state.get("stages", ())[-1:]
+        for each in stage.get("skipped", ())
+    ]
+    if not others or not skipped:
+        return first
+    *earlier, current = first["stages"]
+    merged = [list(each) for each in sorted({tuple(each) for each in skipped})]
+    return {**first, "stages": [*earlier, {**current, "skipped": merged}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +77,16 @@ class Stage:
     """How the rows that remained before this stage are divided."""
     steps: int
     """The number of batches that each rank has delivered."""
+    skipped: tuple[tuple[int, int, int], ...] = ()
+    """Ranks, numbers of their batches, and how many rows their lanes left out for these."""
+
+    def shifts(self, rank: int, lanes: int) -> Counter[int]:
+        """Return how many rows each lane of a rank has left out."""
+        found: Counter[int] = Counter()
+        for each, number, rows in self.skipped:
+            if each == rank:
+                found[number % lanes] += rows
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +120,16 @@ class Position:
 
     def after(self, steps: int) -> Position:
         """Return the position at which each rank has delivered `steps` batches of this stage."""
-        return Position(self.epoch, (*self.stages[:-1], Stage(self.current.division, steps)))
+        skipped = tuple(each for each in self.current.skipped if each[1] < steps)
+        return Position(
+            self.epoch, (*self.stages[:-1], Stage(self.current.division, steps, skipped))
+        )
+
+    def noting(self, skipped: Iterable[tuple[int, int, int]]) -> Position:
+        """Return the position with further rows that the current stage has left out."""
+        stage = self.current
+        merged = tuple(sorted({*stage.skipped, *skipped}))
+        return Position(self.epoch, (*self.stages[:-1], replace(stage, skipped=merged)))
 
     def at(self, step: int) -> Position:
         """Return the position in the stage that has a step of the epoch, at its beginning."""
@@ -101,12 +151,16 @@ class Position:
         """Return the rows that the current stage divides."""
         spans = Spans([(0, rows)])
         for stage in self.stages[:-1]:
-            spans = remaining_rows(spans, stage.division, stage.steps)
+            spans = remaining_rows(spans, stage.division, stage.steps, stage.shifts)
         return spans
 
     def encode(self) -> dict[str, Any]:
         """Return the position as a dict of plain values, for checkpoints."""
-        stages = [{**asdict(stage.division), "steps": stage.steps} for stage in self.stages]
+        stages: list[dict[str, Any]] = []
+        for stage in self.stages:
+            stages.append({**asdict(stage.division), "steps": stage.steps})
+            if stage.skipped:
+                stages[-1]["skipped"] = [list(each) for each in stage.skipped]
         return {"epoch": self.epoch, "stages": stages}
 
     @classmethod
@@ -116,7 +170,10 @@ class Position:
         for values in state["stages"]:
             fields = dict(values)
             steps = fields.pop("steps")
-            stages.append(Stage(Division(**fields), steps))
+            skipped = tuple(
+                (rank, number, rows) for rank, number, rows in fields.pop("skipped", ())
+            )
+            stages.append(Stage(Division(**fields), steps, skipped))
         return cls(state["epoch"], tuple(stages))
 
 

@@ -141,7 +141,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"mixing", "position", "tensors"},
         {"device_tensors", "mapped_tensors"},
         {"blocks", "shared_batch"},
-        {"packing", "provenance"},
+        {"bad_rows", "packing", "provenance"},
         {"loader"},
         {"dataset"},
         {"map_dataset", "mixture"},

@@ -61,7 +61,7 @@ def test_each_row_is_delivered_once_however_often_the_ranks_change(
             seen.update(delivered)
             if steps >= share.batches:
                 assert share.batches == -(-len(delivered) // division.batch_rows)
-        rows = remaining_rows(rows, division, steps)
+        rows = remaining_rows(rows, division, steps, lambda rank, lanes: {})
     assert len(rows) == 0
     assert seen == {(block, row): 1 for block, n in enumerate(block_rows) for row in range(n)}
 
@@ -104,7 +104,7 @@ def test_a_position_that_pads_leaves_the_rest(
     for rank in range(ranks):
         share = Share(rows, division, rank)
         seen.update(rows_of(order, share, range(min(steps, share.batches))))
-    rest = remaining_rows(rows, division, steps)
+    rest = remaining_rows(rows, division, steps, lambda rank, lanes: {})
     left = [
         (piece.block, row)
         for piece in order.locate(rest.slice(0, len(rest)))
@@ -172,7 +172,7 @@ def test_a_position_survives_its_encoding() -> None:
         ({"seed": 1}, "another seed"),
         ({"shuffle": False}, "another value of shuffle"),
         ({"layout": "y"}, "another filter or window_rows"),
-        ({"format": 2}, "not that of a StreamDataset of this version"),
+        ({"format": 2}, "not that of a dataset of this version"),
     ],
 )
 def test_a_state_of_another_order_is_refused(changes: dict[str, Any], message: str) -> None:
