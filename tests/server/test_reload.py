@@ -184,13 +184,15 @@ def test_reload_finds_new_shards_and_keeps_what_works(tmp_path: Path) -> None:
 async def test_a_reload_that_another_process_refuses_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokens = tmp_path / "tokens.toml"
+    tokens, others = tmp_path / "tokens.toml", tmp_path / "others.toml"
     write_tokens(tokens, OLD)
+    write_tokens(others, NEW)
     a, b = (str(write_file(tmp_path / f"{name}.arrow", table(5))) for name in "ab")
     settings = load_settings(
         datasets={"a": a}, token_file=tokens, listen=("tcp://127.0.0.1:0",), log_level="warning"
     )
-    changed = settings.model_copy(update={"datasets": {"b": b}, "log_level": "error"})
+    changes = {"datasets": {"b": b}, "token_file": others, "log_level": "error"}
+    changed = settings.model_copy(update=changes)
 
     def refuse(_: Settings) -> None:
         raise UnavailableError("another process refuses")
@@ -206,7 +208,6 @@ async def test_a_reload_that_another_process_refuses_changes_nothing(
 
     with caplog.at_level("WARNING", "splitarrow"), Catalog(settings.datasets) as catalog:
         daemon = Daemon(catalog, settings)
-        write_tokens(tokens, NEW)
         before = await find_state()
         daemon.reloader.followers.append(refuse)
         with pytest.raises(UnavailableError), daemon.reloader.prepare(changed) as apply:
