@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import pyarrow as pa
 import pytest
 
 import splitarrow
+from helpers.ending_peers import Step, WirePeer
 from helpers.waiting import wait_until
 from splitarrow.errors import ExhaustedError, RemoteError
+from splitarrow.protocol.states import ServerState
+from splitarrow.protocol.uri import DataUri
 from splitarrow.server.catalog.tables import TableDataset
 
 TABLE = pa.table({"n": range(1 << 17)})
@@ -133,3 +138,28 @@ def test_a_reader_that_leaves_makes_room_for_others_of_its_user(tmp_path: Path) 
             wait_until(lambda: freed.statistics().tasks_waiting == 2, "two streams without room")
             stream.close()
             assert other.result() == held
+
+
+def test_a_reader_is_idle_from_its_last_lease_on(tmp_path: Path) -> None:
+    """The deadline for its next request moves when its stream ends, and when it frees all."""
+    with splitarrow.serve(
+        {"d": TABLE}, listen=[f"shm://{tmp_path}/socket"], idle_seconds=1000
+    ) as server:
+        sessions: Any = server._daemon._sessions  # pyright: ignore[reportPrivateUsage]
+
+        def find_deadline() -> float:
+            return session._waiting.deadline
+
+        with closing(WirePeer(DataUri.parse(server.uri("d")), b"d")) as peer:
+            wait_until(lambda: sessions, "the connection")
+            (session,) = sessions
+            wait_until(lambda: session._idle_since, "the start")
+            connected = session._idle_since
+            peer.advance(Step.LEASED)
+            wait_until(lambda: session._machine.state is ServerState.LEASED, "the end")
+            wait_until(lambda: session._idle_since > connected, "the time of the end", seconds=5)
+            assert find_deadline() == math.inf
+            ended = session._idle_since
+            peer.free_all()
+            wait_until(lambda: session._idle_since > ended, "the time of the free", seconds=5)
+            wait_until(lambda: find_deadline() == session._idle_since + 1000, seconds=5)
