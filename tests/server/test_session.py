@@ -6,7 +6,6 @@ import math
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -115,29 +114,6 @@ def test_leases_count_for_their_user_over_all_connections(tmp_path: Path) -> Non
         del held, first
         wait_until(lambda: server.stats()["leases"] == 0, "the end of all leases")
         assert read(server.uri("d")) == TABLE
-
-
-def test_a_reader_that_leaves_makes_room_for_others_of_its_user(tmp_path: Path) -> None:
-    table = pa.concat_tables([TABLE, TABLE])
-    with splitarrow.serve(
-        {"d": table},
-        listen=[f"shm://{tmp_path}/socket"],
-        max_leased=TABLE.nbytes * 3 // 2,
-        lease_seconds=3600,
-    ) as server:
-        uri = server.uri("d")
-        freed = server._daemon.regions.freed  # pyright: ignore[reportPrivateUsage]
-
-        def read_first() -> pa.RecordBatch:
-            with splitarrow.open(uri, stall_timeout=10) as stream:
-                return next(stream)
-
-        with splitarrow.open(uri) as stream, ThreadPoolExecutor(1) as thread:
-            held = next(stream)
-            other = thread.submit(read_first)
-            wait_until(lambda: freed.statistics().tasks_waiting == 2, "two streams without room")
-            stream.close()
-            assert other.result() == held
 
 
 def test_a_reader_is_idle_from_its_last_lease_on(tmp_path: Path) -> None:
