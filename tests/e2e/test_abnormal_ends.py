@@ -243,9 +243,9 @@ class Site:
         """Return the ticket for a case, in the name of a principal of its own."""
         request = dict(SOURCES[case.source])
         if case.kind in ("shm", "ucx") and case.step not in (Step.LEASED, Step.ENDED):
-            if request == {"dataset": "arrow"}:
-                request["dataset"] = "small"  # sent unchanged
-            elif "format" not in request:
+            if request == {"dataset": "arrow"} or "format" in request:
+                request["dataset"] = "small"  # sent unchanged, or encoded batch by batch
+            else:
                 request["batch_rows"] = SMALL_ROWS
         return self.ticket(str(case), **request)
 
@@ -371,7 +371,7 @@ class Group:
                 if case.kind == "ucx":
                     before += site.mapping_of(case)
             if self.way is Way.STALL:
-                with site.changed(stall_seconds=0.3, handshake_seconds=0.3):
+                with site.changed(stall_seconds=0.3, handshake_seconds=2):
                     self._open()
                     wait_until(lambda: not site.metrics()["connections"], "the ends", 30)
             else:
