@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,27 +191,32 @@ def test_a_limit_holds_for_each_principal_by_itself(serve: Serve, name: str) -> 
 
 
 def test_the_filters_of_one_principal_do_not_wait_for_those_of_the_other(serve: Serve) -> None:
-    def count(token: str) -> int:
-        with connect(server.uri, token) as client:
-            (rows,) = client.count_rows("shared", filter="x < 10", timeout=20).values()
-            return sum(rows)
+    def count(client: splitarrow.Client) -> int:
+        (rows,) = client.count_rows("shared", filter="x < 10", timeout=20).values()
+        return sum(rows)
 
-    with serve(filter_threads=1) as server, connect(server.uri, BERTA) as berta:
+    def read(client: splitarrow.Client, transport: str) -> int:
+        options: Any = {"transport": transport, "stall_timeout": 20}
+        with client.read("shared", filter="x < 10", **options) as stream:
+            return stream.read_all().num_rows
+
+    uses = [count, partial(read, transport="flight"), partial(read, transport="tcp")]
+    with (
+        serve(filter_threads=1) as server,
+        connect(server.uri, ANNA) as anna,
+        connect(server.uri, BERTA) as berta,
+        ThreadPoolExecutor(len(uses)) as threads,
+    ):
         slots = server.daemon.context.read_slots
         slot: Any = slots.slot_for(Request("shared", filter="AAAA"), "anna")._limiter
         server.portal.call(slot.acquire_on_behalf_of, slot)
-        waiting = threading.Thread(target=count, args=(ANNA,))
-        waiting.start()
+        waiting = [threads.submit(use, anna) for use in uses]
         try:
-            wait_until(lambda: slot.statistics().tasks_waiting == 1)
-            assert count(BERTA) == 10
-            for transport in ("flight", "tcp"):
-                options: Any = {"transport": transport, "stall_timeout": 20}
-                with berta.read("shared", filter="x < 10", **options) as stream:
-                    assert stream.read_all().num_rows == 10
+            wait_until(lambda: slot.statistics().tasks_waiting == len(uses), seconds=10)
+            assert [use(berta) for use in uses] == [10] * len(uses)
         finally:
             server.portal.call(slot.release_on_behalf_of, slot)
-            waiting.join()
+        assert [each.result() for each in waiting] == [10] * len(uses)
 
 
 def test_the_leases_of_one_principal_outlive_those_of_the_other(serve: Serve) -> None:

@@ -32,6 +32,8 @@ HEADER = struct.Struct("<QQQ")
 RESET = struct.pack("ii", True, 0)
 UNKNOWN_TAG = 1 << 33
 PATIENCE = 30.0
+BUFFER_BYTES = 64 << 10
+"""What the host of a reader receives for it."""
 
 
 class Step(StrEnum):
@@ -111,8 +113,11 @@ class WirePeer:
             self.socket = socket.socket(socket.AF_UNIX)
             self.socket.connect(uri.path)
         else:
-            address = (uri.host, uri.port or 0)
-            self.socket = socket.create_connection(address, PATIENCE, (source_address, 0))
+            self.socket = socket.socket()
+            # Without this, the kernel takes more and more of a stream for a reader that stops.
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+            self.socket.bind((source_address, 0))
+            self.socket.connect((uri.host, uri.port or 0))
         self.socket.settimeout(PATIENCE)
         if uri.scheme == "tcp+tls":
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -145,18 +150,6 @@ class WirePeer:
     def is_complete(self) -> bool:
         """Whether the end of the stream was received."""
         return self._stream.count is not None
-
-    def take_leases(self) -> list[int]:
-        """Take frames up to the next body, and return the offsets that it leases.
-
-        Raises EOFError if the stream fails before.
-        """
-        if not self._stream.metadata:
-            self._take(len(PREFACE))
-        before = len(self._offsets)
-        while len(self._offsets) == before:
-            self._take_frame()
-        return self._offsets[before:]
 
     def free_all(self) -> None:
         """Free all leases."""
@@ -259,6 +252,8 @@ class WirePeer:
             spans = zip(numbers[2::2], numbers[3::2], strict=True)
             self._offsets += [offset for offset, nbytes in spans if nbytes]
         elif tag >> 56 == 0 and not tag >> 32:
+            if self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise ConnectionResetError  # the file may have changed since: discard the body
             self._stream.take_body(tag, payload)
         else:
             assert tag == self._uri.want_data, f"tag {tag:#x}"  # the announcement of a region
@@ -320,7 +315,12 @@ class FlightPeer:
     def __init__(self, control_uri: str, ticket: bytes) -> None:
         self._ticket = flight.Ticket(ticket).serialize()
         address = control_uri.partition("://")[2]
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.http2.bdp_probe", 0),  # the window does not grow
+            ("grpc.http2.lookahead_bytes", BUFFER_BYTES),
+        ]
         self._channel = grpc.insecure_channel(address, options)
         self._call: Any = None
         grpc.channel_ready_future(self._channel).result(PATIENCE)

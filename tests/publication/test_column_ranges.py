@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitarrow import variant
 from splitarrow.publication.column_ranges import RangeTracker, decode_bound, encode_bound
 from splitarrow.publication.manifest import ColumnRange
 
@@ -141,3 +142,13 @@ def _make_array(data_type: Any, values: list[Any]) -> Any:
     if pa.types.is_timestamp(data_type):
         return pa.array(values, pa.int64()).cast(data_type)
     return pa.array(values, data_type)
+
+
+def test_a_described_field_without_a_type_has_no_range() -> None:
+    documents = variant.from_python([{"n": 1, "any": 2}, {"n": 5}])
+    schema = pa.schema([variant.field("v", fields={"n": pa.int64(), "any": None})])
+    tracker = RangeTracker(schema)
+    tracker.add(pa.record_batch([documents], schema=schema))
+    ranges = tracker.ranges()
+    assert list(ranges) == ["v", "v.n"]
+    assert (ranges["v.n"].minimum, ranges["v.n"].maximum) == (1, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,19 @@ def test_the_files_of_a_folder_and_of_all_folders_are_listed(tmp_path: Path, fol
     assert storage.create("a/two.txt", b"2")
     for folder, names in (("", ["/a/two.txt", "/one.txt"]), ("a", ["a/two.txt"]), ("b", [])):
         assert [entry.name for entry in storage.list_objects(folder)] == names
+
+
+def test_a_new_name_is_durable_when_create_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), (tmp_path / "name").exists()))
+
+    monkeypatch.setattr(os, "fsync", record)
+    storage = open_storage(str(tmp_path))
+    assert storage.create("name", b"data")
+    assert synced[-1] == (str(tmp_path), True)

@@ -95,9 +95,11 @@ def test_without_descriptors_one_client_at_a_time_is_refused(
     assert acceptor.spare is None
 
 
-def test_connections_beyond_the_limit_are_refused_and_then_closed_at_once() -> None:
+@pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_address"])
+def test_connections_beyond_the_limit_are_refused_and_then_closed_at_once(limit: str) -> None:
     # A connection of tcp counts as 3 descriptors, so that 12 can wait for their refusal.
-    with splitarrow.serve({"a": TABLE}, max_connections=1, handshake_seconds=30) as server:
+    settings: dict[str, Any] = {limit: 1}
+    with splitarrow.serve({"a": TABLE}, handshake_seconds=30, **settings) as server:
         uri = server.uri("a")
         with splitarrow.open(uri) as first:
             with pytest.raises(ExhaustedError, match="limit of connections"):
@@ -123,6 +125,17 @@ def test_a_refused_connection_gives_its_descriptors_back() -> None:
                 with pytest.raises(ExhaustedError, match="limit of connections"):
                     splitarrow.open(uri)
                 wait_until(lambda: server.stats()["connections"] == 1)
+
+
+def test_an_admitted_connection_gives_its_descriptors_back() -> None:
+    with splitarrow.serve({"a": TABLE}) as server:
+        acceptor: Any = server._daemon._acceptor  # pyright: ignore[reportPrivateUsage]
+        shares = (acceptor._connection_shares, acceptor._descriptor_shares)
+        before = [each.room(0, 100) for each in shares]
+        with splitarrow.open(server.uri("a")):
+            used = [left - each.room(0, 100) for left, each in zip(before, shares, strict=True)]
+            assert used == [1, 3]
+        wait_until(lambda: [each.room(0, 100) for each in shares] == before, seconds=10)
 
 
 @pytest.mark.parametrize("transport", ["shm", "flight"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
 import signal
@@ -10,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,12 +22,12 @@ from helpers.daemons import StartDaemon
 from helpers.files import write_file
 from helpers.pki import Pki
 from helpers.waiting import wait_until
-from splitarrow.errors import ConfigError, DeniedError, NotFoundError
+from splitarrow.errors import ConfigError, DeniedError, NotFoundError, UnavailableError
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.uri import DataUri
 from splitarrow.server.catalog.catalog import Catalog
 from splitarrow.server.catalog.dataset import Encoding
-from splitarrow.server.config import load_settings
+from splitarrow.server.config import Settings, load_settings
 from splitarrow.server.daemon import Daemon
 from splitarrow.testing import Daemon as DaemonProcess
 
@@ -177,6 +179,46 @@ def test_reload_finds_new_shards_and_keeps_what_works(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"datasets\.data: .*c\.arrow"):
             daemon.reloader.reload()
         assert catalog.lookup("data").rows == 7
+
+
+async def test_a_reload_that_another_process_refuses_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens, others = tmp_path / "tokens.toml", tmp_path / "others.toml"
+    write_tokens(tokens, OLD)
+    write_tokens(others, NEW)
+    a, b = (str(write_file(tmp_path / f"{name}.arrow", table(5))) for name in "ab")
+    settings = load_settings(
+        datasets={"a": a}, token_file=tokens, listen=("tcp://127.0.0.1:0",), log_level="warning"
+    )
+    changes = {"datasets": {"b": b}, "token_file": others, "log_level": "error"}
+    changed = settings.model_copy(update=changes)
+
+    def refuse(_: Settings) -> None:
+        raise UnavailableError("another process refuses")
+
+    async def find_state() -> tuple[list[str], list[str], Settings, int]:
+        accepted: list[str] = []
+        for token in (OLD, NEW):
+            with suppress(DeniedError):
+                await daemon.access.authenticate({"authorization": f"Bearer {token}"})
+                accepted.append(token)
+        level = logging.getLogger("splitarrow").level
+        return catalog.names(), accepted, daemon.settings, level
+
+    with caplog.at_level("WARNING", "splitarrow"), Catalog(settings.datasets) as catalog:
+        daemon = Daemon(catalog, settings)
+        before = await find_state()
+        daemon.reloader.followers.append(refuse)
+        with pytest.raises(UnavailableError), daemon.reloader.prepare(changed) as apply:
+            apply()
+        assert await find_state() == before == (["a"], [OLD], settings, logging.WARNING)
+        daemon.reloader.followers.clear()
+        with daemon.reloader.prepare(changed) as apply:
+            assert await find_state() == before
+            apply()
+        assert await find_state() == (["b"], [NEW], changed, logging.ERROR)
+        daemon.access.close()
 
 
 def test_an_update_of_the_catalog_changes_all_or_nothing(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ import pyarrow as pa
 import pytest
 
 import splitarrow
+from helpers.ending_peers import Step, WirePeer
 from helpers.waiting import wait_until
 from splitarrow.errors import ExhaustedError, RemoteError
+from splitarrow.protocol.states import ServerState
+from splitarrow.protocol.uri import DataUri
 from splitarrow.server.catalog.tables import TableDataset
 
 TABLE = pa.table({"n": range(1 << 17)})
@@ -109,3 +114,28 @@ def test_leases_count_for_their_user_over_all_connections(tmp_path: Path) -> Non
         del held, first
         wait_until(lambda: server.stats()["leases"] == 0, "the end of all leases")
         assert read(server.uri("d")) == TABLE
+
+
+def test_a_reader_is_idle_from_its_last_lease_on(tmp_path: Path) -> None:
+    """The deadline for its next request moves when its stream ends, and when it frees all."""
+    with splitarrow.serve(
+        {"d": TABLE}, listen=[f"shm://{tmp_path}/socket"], idle_seconds=1000
+    ) as server:
+        sessions: Any = server._daemon._sessions  # pyright: ignore[reportPrivateUsage]
+
+        def find_deadline() -> float:
+            return session._waiting.deadline
+
+        with closing(WirePeer(DataUri.parse(server.uri("d")), b"d")) as peer:
+            wait_until(lambda: sessions, "the connection")
+            (session,) = sessions
+            wait_until(lambda: session._idle_since, "the start")
+            connected = session._idle_since
+            peer.advance(Step.LEASED)
+            wait_until(lambda: session._machine.state is ServerState.LEASED, "the end")
+            wait_until(lambda: session._idle_since > connected, "the time of the end", seconds=5)
+            assert find_deadline() == math.inf
+            ended = session._idle_since
+            peer.free_all()
+            wait_until(lambda: session._idle_since > ended, "the time of the free", seconds=5)
+            wait_until(lambda: find_deadline() == session._idle_since + 1000, seconds=5)

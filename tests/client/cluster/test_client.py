@@ -102,9 +102,11 @@ def test_a_dataset_is_dropped_where_it_is(hosts: dict[str, Daemon], cluster: Clu
     with pytest.raises(NotFoundError, match=r"none of the daemons .* has an upload or pub"):
         cluster.drop("d")
     hosts["b"].drop_error = UnavailableError("away")
-    with pytest.raises(UnavailableError) as caught:
-        cluster.drop("d")
-    assert caught.value.message == "'d' was not dropped at every daemon: grpc://b:8815: away"
+    for other_error in (NotFoundError("no d"), None):
+        hosts["a"].drop_error = other_error
+        with pytest.raises(UnavailableError) as caught:
+            cluster.drop("d")
+        assert caught.value.message == "'d' was not dropped at every daemon: grpc://b:8815: away"
 
 
 def test_the_status_of_a_daemon_that_fails_is_its_error(

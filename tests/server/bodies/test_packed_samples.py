@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import numpy as np
@@ -61,3 +62,15 @@ def test_bodies_of_4_kib_and_more_are_compressed() -> None:
     codecs = [read_batch_header(message.metadata).codec for message in messages]
     assert codecs == [None, "zstd", "zstd"]
     assert all(len(message.metadata) % 8 == 0 for message in messages)
+
+
+def test_samples_decide_about_the_messages_that_follow() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel: Any = ours
+        compression = AdaptiveCompression(channel)
+        source = compression.prepare(open_table(*[np.zeros(1 << 19, np.int64)] * 6))
+        for group in source:
+            compression.record(group, send_seconds=10)
+        source.close()
+    assert compression.codec in ("lz4", "zstd")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ from splitarrow.memory import DeviceBatch, device_bodies, imports
 from splitarrow.memory.pool import BlockPool, wrap_block
 from splitarrow.protocol.memory import DeviceSpan
 from splitarrow.protocol.request import Request
+from splitarrow.server.bodies.remote import SharedBodies, open_shared
 from splitarrow.server.catalog import device_table
 from splitarrow.server.catalog.catalog import open_dataset
 from splitarrow.server.catalog.dataset import Encoding
@@ -299,3 +302,26 @@ def test_a_spent_budget_of_the_staging_memory_is_named(
 def test_host_arrays_are_no_datasets() -> None:
     with pytest.raises(UsageError, match="cannot serve an object of the type dict"):
         open_dataset({"a": 1})
+
+
+def test_the_buffers_of_a_message_are_found_in_the_memory_of_the_device(
+    memory: TrapMemory,
+) -> None:
+    sent = pa.record_batch({"a": range(64), "b": range(64, 128), "c": range(128, 192)})
+    table = open_dataset(move(sent, memory))
+    export: Any = SimpleNamespace(locate=lambda address: address)
+    announcement: Any = None
+    shared = SharedBodies(export, announcement)
+    source = table.open(Request("d"), Encoding(devices=frozenset({TRAP})))
+    with closing(source):
+        (message,) = [each for group in source for each in group if each.body is not None]
+        spans = [span for span in shared.locate(message) if span[1]]
+        assert [memory.device.read(*span) for span in spans] == [
+            column.to_numpy().tobytes() for column in sent.columns
+        ]
+
+
+def test_rows_that_are_filtered_on_the_host_are_not_shared(memory: TrapMemory) -> None:
+    table: Any = open_dataset(move(NUMBERS, memory))
+    connection: Any = SimpleNamespace(channel=None, encoding=Encoding())
+    assert open_shared(table, Request("d", limit=3), connection) is None
