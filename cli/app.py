@@ -131,6 +131,7 @@ COMMANDS = {
     "check-config": CommandEntry(
         "serve", "Check a configuration file of `serve` without starting a server."
     ),
+    "loader": CommandEntry("loader", "Audit the checkpoints of a training loader."),
     "token": CommandEntry("token", "Create and list the tokens of a server's token file."),
     "cert": CommandEntry("cert", "Check the certificates of files and servers."),
     "bench": CommandEntry("bench", "Measure the transports and their peers on this machine."),

@@ -410,7 +410,7 @@ class StreamDataset(StepDataset):
         return Position.decode(state)
 
     def _encode(self, position: Position) -> dict[str, Any]:
-        return {**self._order.encode(), **position.encode()}
+        return {**self._order.encode(), "rows": self.rows, **position.encode()}
 
     def _count_batches(self, position: Position) -> int:
         return self._share(position).batches

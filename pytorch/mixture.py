@@ -307,10 +307,11 @@ class Mixture(StepDataset):
         """Return what determines the order, and the position in each part, for checkpoints."""
         taken = self.find_order(position).taken(position.rows)
         parts = [
-            {**asdict(part.identity), "rows": rows}
-            for part, rows in zip(self.parts, taken, strict=True)
+            {**asdict(part.identity), "rows": rows, "delivered": delivered}
+            for part, rows, delivered in zip(self.parts, self._part_rows, taken, strict=True)
         ]
-        return {"format": STATE_FORMAT, **self._settings, "parts": parts}
+        settings = {**self._settings, "even": self.options.even}
+        return {"format": STATE_FORMAT, **settings, "parts": parts}
 
     @property
     def _settings(self) -> dict[str, Any]:

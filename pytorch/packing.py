@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import UsageError
-from .mixing import MixPosition, Numbers, Places, RowFinder
+from .mixing import MixPosition, Numbers, Places, RowFinder, Segment
 
 Policy = Literal["fit", "split"]
 """How documents are packed."""
@@ -127,6 +127,15 @@ class PackPosition:
     def epoch(self) -> int:
         """The number of the epoch."""
         return self.documents.epoch
+
+    @property
+    def history(self) -> tuple[Segment, ...]:
+        """The segments of the documents."""
+        return self.documents.segments
+
+    def after(self, steps: int) -> PackPosition:
+        """Refuse to find another position: it depends on the lengths of the documents."""
+        raise UsageError("the state of a loader with packs needs its dataset; load it there")
 
     def encode(self) -> dict[str, Any]:
         """Return the position as a dict of plain values, for checkpoints."""

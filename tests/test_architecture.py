@@ -145,7 +145,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"loader"},
         {"dataset"},
         {"map_dataset", "mixture"},
-        {"packed"},
+        {"audit", "packed"},
     ],
     "server": [
         {"config", "logs", "metrics", "shared_lock", "shares"},

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 import pytest
 
 NEED_TORCH = [
+    "test_audit.py",
+    "test_bad_rows.py",
     "test_dataset.py",
     "test_dataset_threads.py",
     "test_decoding.py",
@@ -14,6 +16,9 @@ NEED_TORCH = [
     "test_loaders.py",
     "test_map_dataset.py",
     "test_mapped_batches.py",
+    "test_mixture.py",
+    "test_packed.py",
+    "test_provenance.py",
     "test_reads.py",
     "test_tensors.py",
 ]

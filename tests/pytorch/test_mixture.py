@@ -152,7 +152,7 @@ def test_a_run_continues_with_other_ranks_and_workers(servers: dict[str, Daemon]
     for dataset in resumed:
         dataset.load_state_dict(state)
     assert resumed[0].state_dict() == resumed[3].state_dict()
-    assert [each["rows"] for each in resumed[0].state_dict()["parts"]] == [
+    assert [each["delivered"] for each in resumed[0].state_dict()["parts"]] == [
         sum(n < 10_000 for step in whole[:11] for n in step),
         sum(n >= 10_000 for step in whole[:11] for n in step),
     ]
