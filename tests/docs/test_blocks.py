@@ -37,7 +37,7 @@ NOT_RUN = {
     ("docs/guide/gpu.md", "import splitarrow\nimport torch"): "a GPU",
     ("docs/guide/gpu.md", "import cupy"): "a GPU",
     ("docs/guide/gpu.md", "from splitarrow.memory import CudaMemory"): "a GPU",
-    ("docs/guide/pytorch.md", 'dataset = StreamDataset("grpc://node1"'): "a GPU",
+    ("docs/guide/pytorch-tensors.md", 'dataset = StreamDataset("grpc://node1"'): "a GPU",
     ("docs/guide/spark.md", "$ JOB="): "a cluster of Spark; see tests/pipeline/test_cluster.py",
     ("docs/guide/kubernetes.md", ""): "Kubernetes; see tests/deploy",
     ("docs/guide/spark-clusters.md", ""): "YARN and Kubernetes",
@@ -59,6 +59,9 @@ _ILLUSTRATIONS = {"dockerfile", "mermaid", "text", "yaml"}
 # Pages on which a block needs those before it.
 _LEVELS = {
     "docs/guide/arrays.md": "torch",
+    "docs/guide/loader-failures.md": "torch",
+    "docs/guide/mixing.md": "torch",
+    "docs/guide/packing.md": "torch",
     "docs/guide/pytorch.md": "torch",
     "docs/guide/several-daemons.md": "long",
     "docs/guide/spark.md": "long",
