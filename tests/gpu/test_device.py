@@ -26,7 +26,12 @@ from splitarrow.testing import Daemon
 pytestmark = pytest.mark.gpu
 
 ARRAYS = make_arrays_of_all_types()
-TABLE = pa.table({"n": np.arange(1_000_000), "s": np.tile(np.array(["a", "b"]), 500_000)})
+TABLE = pa.table(
+    {
+        "n": pa.array(np.arange(1_000_000)),
+        "s": pa.array(np.tile(np.array(["a", "b"]), 500_000)),
+    }
+)
 
 
 @pytest.fixture(scope="module")

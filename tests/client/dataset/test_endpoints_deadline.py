@@ -18,7 +18,7 @@ from splitarrow.errors import TransportError
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.uri import DataUri
 
-TABLE = pa.table({"n": np.arange(4_000_000)})
+TABLE = pa.table({"n": pa.array(np.arange(4_000_000))})
 
 
 def test_a_read_gives_up_soon_after_stall_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,15 +24,15 @@ ROWS, BATCH_ROWS = 200_000, 20_000
 NUMBERS = np.arange(ROWS)
 PAIRS = np.stack([NUMBERS % 7, NUMBERS % 9], axis=1)
 COLUMNS: dict[str, Any] = {
-    "n": NUMBERS,
+    "n": pa.array(NUMBERS),
     "f": pa.array(NUMBERS / 2, pa.float32(), mask=NUMBERS % 3 == 0),
     "b": pa.array(NUMBERS % 5 == 0),
     "m": pa.FixedSizeListArray.from_arrays(pa.array(PAIRS.ravel(), pa.int16()), 2),
     "t": pa.array(NUMBERS, pa.timestamp("us")),
 }
 FIXED = pa.table(COLUMNS)
-TEXTS = pa.table({"n": NUMBERS, "s": pa.array(NUMBERS).cast(pa.string())})
-TIMES = pa.table({"n": NUMBERS, "t": pa.array(NUMBERS, pa.int32()).cast(pa.time32("ms"))})
+TEXTS = pa.table({"n": COLUMNS["n"], "s": pa.array(NUMBERS).cast(pa.string())})
+TIMES = pa.table({"n": COLUMNS["n"], "t": pa.array(NUMBERS, pa.int32()).cast(pa.time32("ms"))})
 MONEY = pa.table({"d": pa.array(NUMBERS).cast(pa.decimal128(19)).cast(pa.decimal128(9))})
 SETS = {"fixed": FIXED, "texts": TEXTS, "times": TIMES, "money": MONEY}
 
