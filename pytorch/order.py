@@ -231,9 +231,14 @@ def draw_permutation(count: int, *key: int | str) -> Any:
     start = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
     hashes = pc.add(_uint64(start), pc.multiply(_range(count), _uint64(0x9E3779B97F4A7C15)))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        mixed = pc.bit_wise_xor(hashes, pc.shift_right(hashes, _uint64(shift)))
-        hashes = pc.multiply(mixed, _uint64(factor))
+        hashes = _mix(hashes, shift, factor)
     return pc.array_sort_indices(hashes)
+
+
+def _mix(hashes: Any, shift: int, factor: int) -> Any:
+    # Inside the loop, pyright would need 6 seconds to infer the types.
+    mixed = pc.bit_wise_xor(hashes, pc.shift_right(hashes, _uint64(shift)))
+    return pc.multiply(mixed, _uint64(factor))
 
 
 def _range(count: int) -> Any:

@@ -21,6 +21,10 @@ settings.register_profile(
 )
 settings.load_profile("splitarrow")
 
+# Tests start hundreds of processes that import NumPy, whose library of linear algebra would start
+# a thread for each core. No test needs these threads.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Tests that use one of these fixtures are slow. Those of one resource run on one worker.
 SLOW_FIXTURES = {"spark", "s3_server"}
 

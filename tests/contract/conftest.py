@@ -62,7 +62,7 @@ def address(scheme: str) -> str:
     return LISTEN[scheme]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def table() -> pa.Table:
     """A table of twelve batches: small ones, and some that are received straight into place."""
     sizes = [0, 1, 7, 100, 5_000, 1, 20_000, 3, 0, 64, 9_999, 2]

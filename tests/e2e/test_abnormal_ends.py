@@ -134,12 +134,12 @@ def cover_pairs(cases: Sequence[Case]) -> list[Case]:
     def pairs_of(case: Case) -> set[Any]:
         return set(combinations(enumerate(case), 2))
 
-    left: set[Any] = set().union(*map(pairs_of, cases))
     pairs = {case: pairs_of(case) for case in cases}
+    left: set[Any] = set().union(*pairs.values())
     chosen: list[Case] = []
     while left:
-        best = max(cases, key=lambda case: len(pairs[case] & left))
-        left -= pairs[best]
+        best = max(pairs, key=lambda case: len(pairs[case] & left))
+        left -= pairs.pop(best)
         chosen.append(best)
     return chosen
 

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -25,7 +26,12 @@ from splitarrow.testing import Daemon
 pytestmark = pytest.mark.gpu
 
 ARRAYS = make_arrays_of_all_types()
-TABLE = pa.table({"n": pa.array(range(1_000_000), pa.int64()), "s": ["a", "b"] * 500_000})
+TABLE = pa.table(
+    {
+        "n": pa.array(np.arange(1_000_000)),
+        "s": pa.array(np.tile(np.array(["a", "b"]), 500_000)),
+    }
+)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@cache
 def some_table() -> pa.Table:
     """Batches of a few bytes and of megabytes, with nulls, strings and dictionaries."""
     batches: list[pa.RecordBatch] = []

@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -81,7 +82,7 @@ def test_a_context_is_that_of_one_request(collector: Collector) -> None:
 
 
 def test_a_context_during_a_stream_breaks_the_protocol(collector: Collector) -> None:
-    large = pa.table({"n": pa.array(range(4_000_000))})
+    large = pa.table({"n": pa.array(np.arange(4_000_000))})
     with serve(collector.url, large) as server:
         uri = server.uri("data")
         connection = Connection(uri, 20.0)

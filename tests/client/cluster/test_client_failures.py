@@ -215,7 +215,7 @@ def end(daemon: Daemon, how: str) -> None:
     ("count", "how", "transport"),
     [
         (2, "kill", "tcp"),
-        pytest.param(3, "kill", "tcp", marks=pytest.mark.slow),
+        pytest.param(3, "kill", "tcp", marks=pytest.mark.long),
         pytest.param(3, "kill", "flight", marks=pytest.mark.slow),
         pytest.param(2, "stop", "tcp", marks=pytest.mark.slow),
     ],

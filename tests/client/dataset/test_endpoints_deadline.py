@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -17,7 +18,7 @@ from splitarrow.errors import TransportError
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.uri import DataUri
 
-TABLE = pa.table({"n": pa.array(range(4_000_000), pa.int64())})
+TABLE = pa.table({"n": pa.array(np.arange(4_000_000))})
 
 
 def test_a_read_gives_up_soon_after_stall_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

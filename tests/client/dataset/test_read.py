@@ -526,7 +526,7 @@ def open_big(client: Client, transport: str) -> Any:
     [
         ("tcp", 3),
         pytest.param("tcp", 1, marks=pytest.mark.slow),
-        pytest.param("flight", 1, marks=pytest.mark.slow),
+        pytest.param("flight", 1, marks=pytest.mark.long),
         pytest.param("flight", 3, marks=pytest.mark.slow),
     ],
 )

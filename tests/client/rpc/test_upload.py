@@ -287,7 +287,7 @@ except splitarrow.errors.RemoteError as error:
 """
     path = write_file(tmp_path / "n.arrow", TABLE)
     server = daemon({"n": path}, control="grpc://127.0.0.1:0")
-    for _ in range(5):
+    for _ in range(2):
         command = [sys.executable, "-c", code, str(server.control_uri)]
         process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert process.returncode == 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any
 
 import anyio
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -21,17 +21,19 @@ from splitarrow.transport.ucx import receiving, transport
 from splitarrow.transport.ucx.ffi import ucp
 
 ROWS, BATCH_ROWS = 200_000, 20_000
+NUMBERS = np.arange(ROWS)
+PAIRS = np.stack([NUMBERS % 7, NUMBERS % 9], axis=1)
 COLUMNS: dict[str, Any] = {
-    "n": pa.array(range(ROWS), pa.int64()),
-    "f": pa.array([None if n % 3 == 0 else n / 2 for n in range(ROWS)], pa.float32()),
-    "b": pa.array([n % 5 == 0 for n in range(ROWS)]),
-    "m": pa.array([[n % 7, n % 9] for n in range(ROWS)], pa.list_(pa.int16(), 2)),
-    "t": pa.array(range(ROWS), pa.timestamp("us")),
+    "n": pa.array(NUMBERS),
+    "f": pa.array(NUMBERS / 2, pa.float32(), mask=NUMBERS % 3 == 0),
+    "b": pa.array(NUMBERS % 5 == 0),
+    "m": pa.FixedSizeListArray.from_arrays(pa.array(PAIRS.ravel(), pa.int16()), 2),
+    "t": pa.array(NUMBERS, pa.timestamp("us")),
 }
 FIXED = pa.table(COLUMNS)
-TEXTS = pa.table({"n": COLUMNS["n"], "s": [str(n) for n in range(ROWS)]})
-TIMES = pa.table({"n": COLUMNS["n"], "t": pa.array(range(ROWS), pa.int32()).cast(pa.time32("ms"))})
-MONEY = pa.table({"d": pa.array([Decimal(n) for n in range(ROWS)], pa.decimal128(9))})
+TEXTS = pa.table({"n": COLUMNS["n"], "s": pa.array(NUMBERS).cast(pa.string())})
+TIMES = pa.table({"n": COLUMNS["n"], "t": pa.array(NUMBERS, pa.int32()).cast(pa.time32("ms"))})
+MONEY = pa.table({"d": pa.array(NUMBERS).cast(pa.decimal128(19)).cast(pa.decimal128(9))})
 SETS = {"fixed": FIXED, "texts": TEXTS, "times": TIMES, "money": MONEY}
 
 

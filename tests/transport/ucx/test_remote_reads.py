@@ -12,9 +12,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -55,6 +57,7 @@ def deliver_all_remotely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote.RemoteReadAccess, "min_body_bytes", 0)
 
 
+@cache
 def some_table() -> pa.Table:
     batches: list[pa.RecordBatch] = []
     for size in (0, 1, 3_000, 50_000, 7):
@@ -75,7 +78,7 @@ def numbers_file(path: Path, batches: int = 64, rows: int = 1 << 17) -> pa.Table
     written: list[pa.RecordBatch] = []
     with pa.ipc.new_file(str(path), schema) as writer:
         for number in range(batches):
-            column = pa.array(range(number * rows, (number + 1) * rows), pa.int64())
+            column = pa.array(np.arange(number * rows, (number + 1) * rows))
             written.append(pa.record_batch([column], schema=schema))
             writer.write_batch(written[-1])
     return pa.Table.from_batches(written)

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -460,7 +461,7 @@ def test_a_reader_notices_a_dead_server(lanes: str) -> None:
 
 @pytest.mark.parametrize("lanes", LANES)
 def test_a_server_notices_a_dead_reader(lanes: str) -> None:
-    table = pa.table({"x": range(1 << 20)})
+    table = pa.table({"x": pa.array(np.arange(1 << 20))})
     with splitarrow.serve({"t": table}, listen=[ADDRESS], control=None) as server:
         with program(READER, server.uri("t"), UCX_TLS=lanes) as reader:
             assert reader.stdout is not None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -72,7 +73,7 @@ def namespace() -> Iterator[Namespace]:
 
 
 def serve(namespace: Namespace, daemon: StartDaemon, path: Path, batches: int) -> Daemon:
-    table = pa.table({"n": range(batches << 17)})
+    table = pa.table({"n": pa.array(np.arange(batches << 17))})
     file = write_file(path / "numbers.arrow", table, batch_rows=1 << 17)
     options = {"listen": [f"ucx://{namespace.address}:0"], "insecure": True}
     return daemon({"numbers": file}, **options)
