@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 from ..errors import DatasetError
 from .blocks import BatchPlan, Rows
 from .order import Even
+from .record_batches import join_batches
 from .tensors import torch
 
 OnError = Literal["raise", "skip"]
@@ -228,25 +229,18 @@ def fill_batches(
             continue
         rows = sum(batch.num_rows for batch in batches)
         if rows < target and even != "uneven" and (even == "pad" or not rows):
-            source = _join(batches) if rows else last
+            source = join_batches(batches) if rows else last
             if source is None:
                 raise DatasetError("no row of the dataset can be delivered")
             batches += _repeat(source, target - rows)
         if batches:
-            last = _join(batches)
+            last = join_batches(batches)
             yield first.plan.number, make(last)
 
 
 def _receive(tested: Tested, lanes: dict[int, _Lane], waiting: deque[Tested]) -> None:
     lanes.setdefault(tested.plan.detail.lane, _Lane()).add(tested)
     waiting.append(tested)
-
-
-def _join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    table = pa.Table.from_batches(list(batches)).unify_dictionaries().combine_chunks()
-    return table.to_batches()[0]
 
 
 def _repeat(batch: pa.RecordBatch, count: int) -> Iterator[pa.RecordBatch]:

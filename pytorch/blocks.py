@@ -20,6 +20,7 @@ from ..client.dataset.endpoints import TRANSIENT, draw_pause
 from ..errors import DatasetError, SplitArrowError
 from .order import EpochOrder, Piece
 from .plan import Block, Categories, DatasetPlan, DeviceTable
+from .record_batches import join_batches, take_rows
 
 if TYPE_CHECKING:
     from .device_tensors import DeviceRows
@@ -117,10 +118,7 @@ class Rows:
         """
         parts: Any = self.parts
         batches = [each for part in parts for each in part.block.slice(part.begin, part.end)]
-        if len(batches) == 1:
-            return batches[0]
-        table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
-        return table.to_batches()[0]
+        return join_batches(batches)
 
     def to_tensors(self, options: TensorOptions, categories: Categories) -> Tensors:
         """Return the rows as tensors. Those of consecutive batches may share a storage."""
@@ -294,8 +292,7 @@ class BlockSource:
             return DeviceRows(table.to_batches(), permutation)
         if permutation is None:
             return BlockRows(table.to_batches())
-        (batch,) = table.unify_dictionaries().combine_chunks().to_batches()
-        return BlockRows([batch.take(permutation)])
+        return BlockRows([take_rows(join_batches(table.to_batches()), permutation)])
 
     def _fetch(self, block: Block) -> Any:
         for attempt in range(CONNECT_ATTEMPTS - 1):

@@ -32,6 +32,7 @@ from ..transport.tls_options import TlsOptions
 from .blocks import CONNECT_ATTEMPTS
 from .dataset import check_columns, check_transport
 from .plan import Connect, DatasetPlan, Selection, plan_dataset
+from .record_batches import join_batches, with_plain_types
 from .tensors import (
     Decode,
     OnNull,
@@ -384,7 +385,7 @@ class MapDataset(_MapDatasetBase):
         elif shards:
             with ThreadPoolExecutor(min(len(shards), _MAX_SHARD_READS), "splitarrow-map") as pool:
                 list(pool.map(read, shards))
-        return _join([taken[block] for block in wanted])
+        return join_batches([taken[block] for block in wanted])
 
     def _read_blocks(self, blocks: list[int]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the record batches of some blocks of one shard, and keep them."""
@@ -414,7 +415,7 @@ class MapDataset(_MapDatasetBase):
         ):
             position = rows = 0
             for arrived in stream:
-                batch, begin = _without_views(arrived), 0
+                batch, begin = with_plain_types(arrived), 0
                 while begin < batch.num_rows:
                     if position == len(remaining):
                         raise self._row_error(shard, ranges)
@@ -424,7 +425,7 @@ class MapDataset(_MapDatasetBase):
                     rows += part.num_rows
                     parts.append(part)
                     if rows == plan.blocks[block].rows:
-                        whole = _join(parts)
+                        whole = join_batches(parts)
                         if len(parts) == 1 and part.num_rows < batch.num_rows:
                             whole = whole.take(np.arange(rows))  # without the other rows
                         parts, rows = [], 0
@@ -460,42 +461,3 @@ def _merge(numbers: list[int]) -> list[Span]:
     """Return ascending numbers as ranges that do not touch each other."""
     cuts = [n for n in range(1, len(numbers)) if numbers[n] != numbers[n - 1] + 1]
     return [(numbers[a], numbers[b - 1] + 1) for a, b in pairwise([0, *cuts, len(numbers)])]
-
-
-def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a record batch of types whose rows pyarrow can take: no views, no runs."""
-    for index, field in enumerate(batch.schema):
-        array: Any = batch.column(index)
-        if pa.types.is_run_end_encoded(array.type):
-            array = _compute.run_end_decode(array)
-        kind = _find_plain_type(array.type)
-        array = array if kind == array.type else array.cast(kind)
-        if array.type != field.type:
-            batch = batch.set_column(index, field.with_type(array.type), array)
-    return batch
-
-
-def _find_plain_type(kind: Any) -> Any:
-    """Return the type that holds the same values without views of texts and binary values."""
-    types = pa.types
-    if types.is_string_view(kind):
-        return pa.large_string()
-    if types.is_binary_view(kind):
-        return pa.large_binary()
-    if types.is_list(kind) or types.is_large_list(kind):
-        make: Any = pa.list_ if types.is_list(kind) else pa.large_list
-        return make(_find_plain_field(kind.value_field))
-    if types.is_struct(kind):
-        return pa.struct([_find_plain_field(kind.field(i)) for i in range(kind.num_fields)])
-    return kind
-
-
-def _find_plain_field(field: Any) -> Any:
-    return field.with_type(_find_plain_type(field.type))
-
-
-def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return the rows of one or more record batches as one."""
-    if len(batches) == 1:
-        return batches[0]
-    return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()[0]

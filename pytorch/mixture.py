@@ -29,6 +29,7 @@ from .mixing import (
 )
 from .position import STATE_FORMAT, check_state
 from .provenance import StoredSource
+from .record_batches import plain_schema, with_plain_types
 from .tensors import convert_batch, torch
 
 
@@ -179,7 +180,7 @@ class Mixture(StepDataset):
             part = self.parts[number]
             if part.transform is not None:
                 batch = part.transform(batch)
-            tables.append(pa.Table.from_batches([batch]))
+            tables.append(pa.Table.from_batches([with_plain_types(batch)]))
             labels += [number] * batch.num_rows
         table = pa.concat_tables(
             [self._schema.empty_table(), *tables], promote_options="permissive"
@@ -366,7 +367,7 @@ def _common_options(datasets: Sequence[StreamDataset]) -> Any:
 
 def _unify(parts: Sequence[Part]) -> pa.Schema:
     """Return a schema with the columns of all parts; raise `UsageError` if types do not agree."""
-    schemas = [part.plan.schema for part in parts] or [pa.schema([])]
+    schemas = [plain_schema(part.plan.schema) for part in parts] or [pa.schema([])]
     try:
         schema: Any = pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:

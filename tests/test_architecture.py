@@ -137,7 +137,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"version_store"},
     ],
     "pytorch": [
-        {"decoding", "order", "plan"},
+        {"decoding", "order", "plan", "record_batches"},
         {"mixing", "position", "tensors"},
         {"device_tensors", "mapped_tensors"},
         {"blocks", "shared_batch"},
