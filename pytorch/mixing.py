@@ -325,8 +325,7 @@ class MixOrder:
                         ended.append(int(places[room - 1]) + 1)
                 elif room < len(places) and places[room] < cut:
                     cut, ends = int(places[room]), self._stop == "first"
-            counted = {part for part, weight in enumerate(weights) if weight}
-            if ended and counted <= exhausted and max(ended) <= cut:
+            if ended and self._list_weighted(chunk.row) <= exhausted and max(ended) <= cut:
                 cut, ends = max(ended), True
             given = np.bincount(labels[:cut], minlength=len(rooms)).tolist()
         if ends:
@@ -340,6 +339,13 @@ class MixOrder:
         if not cut:
             self._chunks.pop()
         self._chunks.append(_Chunk(chunk.row + cut, taken, owed, frozenset(exhausted)))
+
+    def _list_weighted(self, row: int) -> set[int]:
+        """Return the parts that have a weight at a row, or at a later one."""
+        index = bisect_right(self._plans, row, key=lambda each: each[0]) - 1
+        plans = [_from(plan, row) for _, plan in self._plans[index:]]
+        weights = [each for plan in plans for _, each in plan]
+        return {part for each in weights for part, weight in enumerate(each) if weight}
 
     def _measure(self, chunk: _Chunk) -> tuple[Sequence[float], int, int]:
         """Return the weights of a chunk, its rows, and how many of them have these weights."""

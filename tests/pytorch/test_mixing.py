@@ -129,6 +129,12 @@ def test_with_all_the_next_weights_apply_when_no_weighted_part_has_rows() -> Non
     assert [part for part, _ in sequence] == [0] * 30 + [1] * 40
 
 
+def test_with_repeat_a_part_that_has_a_weight_later_is_delivered() -> None:
+    position = start([1.0, 0.0], 10, "rows", [(30, [0.0, 1.0])])
+    sequence = listed(draw([30, 40], position, "repeat"))
+    assert [part for part, _ in sequence] == [0] * 30 + [1] * 40
+
+
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=8),
     st.integers(1, 9),
