@@ -20,10 +20,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .dataset import StreamDataset
+    from .metrics import EpochMetrics, LoaderMetrics, LoopMetrics, WorkerMetrics
     from .mixture import Mixture
 
-_MODULES = {"Mixture": "mixture", "StreamDataset": "dataset"}
-__all__ = ["Mixture", "StreamDataset"]
+_MODULES = {
+    "EpochMetrics": "metrics",
+    "LoaderMetrics": "metrics",
+    "LoopMetrics": "metrics",
+    "Mixture": "mixture",
+    "StreamDataset": "dataset",
+    "WorkerMetrics": "metrics",
+}
+__all__ = [
+    "EpochMetrics",
+    "LoaderMetrics",
+    "LoopMetrics",
+    "Mixture",
+    "StreamDataset",
+    "WorkerMetrics",
+]
 
 
 def __getattr__(name: str) -> Any:

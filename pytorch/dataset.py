@@ -23,6 +23,7 @@ from .device_tensors import (
     wait_for_stream,
 )
 from .loader import BatchOptions, StepDataset, find_rank
+from .metrics import Stage
 from .order import Division, EpochOrder, Even, Share
 from .plan import Connect, DatasetPlan, Selection, plan_dataset
 from .position import Order, Position
@@ -310,7 +311,9 @@ class StreamDataset(StepDataset):
         worker = torch.utils.data.get_worker_info()
         options, categories = self.options.tensors, self._plan.categories
         if self._transform is not None:
-            batch = self._transform(rows.to_record_batch())
+            batch = rows.to_record_batch()
+            with Stage("transform"):
+                batch = self._transform(batch)
             result = convert_batch(batch, options, categories)
         elif worker is not None and self.options.collate is not None:
             # PyTorch sends the whole storage of each tensor, so it must not be shared.
@@ -318,7 +321,8 @@ class StreamDataset(StepDataset):
         else:
             result = rows.to_tensors(options, categories)
         if worker is not None and self.options.collate is None:
-            return SharedBatch(result)
+            with Stage("copy"):
+                return SharedBatch(result)
         return self.options.finish(result)
 
     def _find_start(self, resumed: Position | None) -> Position:

@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
@@ -15,6 +15,14 @@ from typing import Any, TypeVar
 from ..errors import UsageError
 from .blocks import BatchPlan, BlockReader, BlockSource, Rows
 from .device_tensors import move
+from .metrics import (
+    LoaderMetrics,
+    Stage,
+    Telemetry,
+    WatchedLoader,
+    export_metrics,
+    inherit_recorder,
+)
 from .order import Even
 from .position import Progress, find_dataset_state
 from .tensors import TensorOptions, torch
@@ -68,7 +76,7 @@ def map_in_threads(
             yield result
             del result
         return
-    pool = ThreadPoolExecutor(threads, "splitarrow-convert")
+    pool = ThreadPoolExecutor(threads, "splitarrow-convert", inherit_recorder())
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:
@@ -113,8 +121,12 @@ class BatchOptions:
     def finish(self, tensors: dict[str, Any]) -> Any:
         """Move tensors to the device, and collate them."""
         if self.device is not None:
-            tensors = {name: move(value, self.device) for name, value in tensors.items()}
-        return tensors if self.collate is None else self.collate(tensors)
+            with Stage("copy"):
+                tensors = {name: move(value, self.device) for name, value in tensors.items()}
+        if self.collate is None:
+            return tensors
+        with Stage("collate"):
+            return self.collate(tensors)
 
 
 class StepDataset(_IterableDataset):
@@ -134,6 +146,7 @@ class StepDataset(_IterableDataset):
         self._next_batch: int | None = None
         """Where this worker of a loader continues, if that follows from its own state."""
         self._progress: Progress | None = None
+        self._telemetry = Telemetry(options.rank, options.threads)
 
     # What the subclasses define. A position has `epoch`, `steps` and `earlier`.
 
@@ -235,7 +248,8 @@ class StepDataset(_IterableDataset):
         self._progress = Progress(
             position, number, workers, position.steps if first is None else first
         )
-        return self._iterate(position, numbers, workers)
+        batches = self._iterate(position, numbers, workers)
+        return batches if worker is not None else self._telemetry.measure(batches, self.epoch)
 
     def _check_worker(self) -> None:
         """Raise `UsageError` if a worker of a loader cannot deliver the batches."""
@@ -247,6 +261,7 @@ class StepDataset(_IterableDataset):
 
     def _iterate(self, position: Any, numbers: Sequence[int], workers: int) -> Iterator[Any]:
         with (
+            self._telemetry.record() as recorder,
             self._open_sources(position, workers) as find_source,
             BlockReader(find_source, self.options.prefetch_blocks) as reader,
             closing(
@@ -257,15 +272,18 @@ class StepDataset(_IterableDataset):
                 )
             ) as results,
         ):
-            for number, result in results:
+            for number, rows, result in results:
                 assert self._progress is not None
                 self._progress = self._progress.advanced(number + 1)
+                recorder.add_step(rows)
                 yield result
                 del result  # its memory may be leased
+                recorder.activate()
 
-    def _convert(self, batch: tuple[BatchPlan, Rows]) -> tuple[int, Any]:
-        """Return the number of a batch and what the dataset yields for it."""
-        return batch[0].number, self._make_batch(*batch)
+    def _convert(self, batch: tuple[BatchPlan, Rows]) -> tuple[int, int, Any]:
+        """Return the number of a batch, its rows, and what the dataset yields for it."""
+        with Stage("convert"):
+            return batch[0].number, len(batch[1]), self._make_batch(*batch)
 
     def _list_numbers(self, position: Any) -> Sequence[int]:
         """Return the numbers of the batches from a position on, without skipped steps."""
@@ -286,6 +304,54 @@ class StepDataset(_IterableDataset):
         if numbers is None or taken > len(numbers):
             return self._advance(start, start.steps + taken)
         return self._advance(start, numbers[taken - 1] + 1)
+
+    def metrics(self) -> LoaderMetrics:
+        """Return what this rank has measured since the dataset was made, workers included.
+
+        ``metrics().summary()`` is a sentence that states what limits the training loop, as logged
+        at the end of each epoch by the logger ``splitarrow.pytorch`` at the level INFO. Any thread
+        may call this.
+        """
+        return self._telemetry.collect()
+
+    def watch(self, loader: Iterable[Any]) -> WatchedLoader:
+        """Return an iterable of the batches of a loader that measures the training loop.
+
+        Iterate over it in place of a loader that has workers, which are processes: the dataset does
+        not see how long the loop waits for them. It works without workers as well.
+
+        Parameters
+        ----------
+        loader : iterable
+            The loader of this dataset, or the dataset itself.
+
+        Examples
+        --------
+        ::
+
+            for batch in dataset.watch(loader):
+                ...
+            print(dataset.metrics().summary())
+        """
+        return WatchedLoader(self._telemetry, loader, lambda: self.epoch)
+
+    def export_metrics(self, registry: Any = None, *, name: str = "") -> None:
+        """Add the metrics to a registry of ``prometheus_client``. It needs the extra ``http``.
+
+        Parameters
+        ----------
+        registry : CollectorRegistry, optional
+            The registry. `None` takes the default one.
+        name : str
+            The label ``loader``, which distinguishes several datasets of a process. Another dataset
+            of the same name and rank takes the place of this one.
+
+        Raises
+        ------
+        MissingExtraError
+            If ``prometheus_client`` is not installed.
+        """
+        export_metrics(self._telemetry, name, registry)
 
     def state_dict(self, steps: int | None = None) -> dict[str, Any]:
         """Return the position in the epoch as a dict of plain values.

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from .blocks import BatchPlan, BlockSource, Rows, Run
 from .dataset import Part, StreamDataset, check_seed
 from .loader import StepDataset
+from .metrics import Stage
 from .mixing import (
     MixOrder,
     MixPosition,
@@ -158,7 +159,8 @@ class Mixture(StepDataset):
             batch = part_rows.to_record_batch()
             part = self._parts[number]
             if part.transform is not None:
-                batch = part.transform(batch)
+                with Stage("transform"):
+                    batch = part.transform(batch)
             tables.append(pa.Table.from_batches([batch]))
             labels += [number] * batch.num_rows
         table = pa.concat_tables(
@@ -174,9 +176,10 @@ class Mixture(StepDataset):
         return table, labels
 
     def _make_batch(self, plan: BatchPlan, rows: Rows) -> Any:
-        table, labels = self.join_rows(plan, rows)
-        order = pa.array(plan.detail)
-        batch = table.unify_dictionaries().combine_chunks().to_batches()[0].take(order)
+        with Stage("join"):
+            table, labels = self.join_rows(plan, rows)
+            order = pa.array(plan.detail)
+            batch = table.unify_dictionaries().combine_chunks().to_batches()[0].take(order)
         tensors = convert_batch(batch, self.options.tensors, self._categories)
         if self._label is not None:
             tensors[self._label] = torch.tensor(labels)[torch.from_numpy(plan.detail)]

@@ -139,7 +139,7 @@ LAYERS: dict[str, list[set[str]]] = {
     "pytorch": [
         {"order", "plan"},
         {"mixing", "position", "tensors"},
-        {"device_tensors", "mapped_tensors"},
+        {"device_tensors", "mapped_tensors", "metrics"},
         {"blocks", "shared_batch"},
         {"loader"},
         {"dataset"},

@@ -59,6 +59,7 @@ _ILLUSTRATIONS = {"dockerfile", "mermaid", "text", "yaml"}
 # Pages on which a block needs those before it.
 _LEVELS = {
     "docs/guide/arrays.md": "torch",
+    "docs/guide/loader-metrics.md": "torch",
     "docs/guide/pytorch.md": "torch",
     "docs/guide/several-daemons.md": "long",
     "docs/guide/spark.md": "long",

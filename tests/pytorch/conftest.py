@@ -12,6 +12,7 @@ NEED_TORCH = [
     "test_device_memory.py",
     "test_loaders.py",
     "test_mapped_batches.py",
+    "test_metrics.py",
     "test_reads.py",
     "test_tensors.py",
 ]
