@@ -392,9 +392,7 @@ class Telemetry:
                 requested = perf_counter()
                 loop.busy_seconds += requested - arrived
         finally:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
+            del iterator
             self._epoch = self._finish(start)
             if self._start is start:
                 self._start = None

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from time import thread_time
 from typing import Any
@@ -23,8 +24,10 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 import splitarrow
+from helpers.faults import Faults, FaultyTransport
 from helpers.files import write_file
 from splitarrow import errors
+from splitarrow.client.dataset import endpoints as backoff
 from splitarrow.pytorch import Mixture, StreamDataset
 from splitarrow.pytorch.metrics import (
     EpochMetrics,
@@ -36,6 +39,7 @@ from splitarrow.pytorch.metrics import (
 )
 from splitarrow.pytorch.plan import Block, BlockTable, Selection
 from splitarrow.testing import Daemon
+from splitarrow.transport import registry, tcp
 
 data: Any = import_module("torch.utils.data")
 
@@ -76,9 +80,9 @@ def load(dataset: Any, workers: int, method: str = "fork", **options: Any) -> An
     )
 
 
-def spin(batch: pa.RecordBatch) -> pa.RecordBatch:
+def spin(batch: pa.RecordBatch, seconds: float = TRANSFORM_SECONDS) -> pa.RecordBatch:
     """Return a record batch after a known processor time."""
-    end = thread_time() + TRANSFORM_SECONDS
+    end = thread_time() + seconds
     while thread_time() < end:
         pass
     return batch
@@ -117,8 +121,7 @@ def test_the_counts_are_those_of_the_daemon_and_of_the_batches(
     loop, seconds = metrics.loop, metrics.epoch.elapsed_seconds
     assert 0 < loop.p50 <= loop.p99
     assert 0 < loop.wait_seconds + loop.busy_seconds <= seconds
-    assert worker.seconds["read"] > 0
-    assert worker.seconds["convert"] > 0
+    assert all(worker.seconds[name] > 0 for name in ("read", "shuffle", "wait", "convert"))
     assert (worker.seconds["transform"], worker.seconds["collate"]) == (0, 0)
 
 
@@ -173,15 +176,18 @@ def test_workers_share_their_figures_with_the_trainer(
         assert metrics.summary().startswith(f"epoch {epoch}: the loop waited ")
 
 
-@pytest.mark.parametrize(("workers", "threads"), [(0, 0), (0, 2), (2, 0)])
+@pytest.mark.parametrize(
+    ("workers", "threads", "seconds"),
+    [(0, 0, 0.004), (0, 2, 0.004), pytest.param(2, 0, 0.02, marks=pytest.mark.slow)],
+)
 def test_a_transform_that_takes_time_is_the_limit(
-    server: Daemon, workers: int, threads: int
+    server: Daemon, workers: int, threads: int, seconds: float
 ) -> None:
-    dataset = open_dataset(server, transform=spin, threads=threads)
+    dataset = open_dataset(server, transform=partial(spin, seconds=seconds), threads=threads)
     loader = load(dataset, workers)
     assert sum(len(batch["n"]) for batch in dataset.watch(loader)) == ROWS
     metrics = dataset.metrics()
-    assert metrics.total.seconds["transform"] >= BATCHES * TRANSFORM_SECONDS
+    assert metrics.total.seconds["transform"] >= BATCHES * seconds
     assert metrics.total.seconds["transform"] == max(metrics.total.seconds.values())
     assert "; transform takes " in metrics.summary()
     assert metrics.summary().endswith(" % of the loader's time")
@@ -252,14 +258,13 @@ def test_an_epoch_can_be_read_while_it_runs_and_after_a_break(
 
 
 def test_iterations_in_turn_count_for_their_own_datasets(server: Daemon) -> None:
-    one, other = open_dataset(server), open_dataset(server, transform=spin)
-    for _ in zip(one, other, strict=True):
+    first, second = open_dataset(server, transform=spin), open_dataset(server)
+    for _ in zip(first, second, strict=True):
         pass
-    for dataset in (one, other):
+    for dataset in (first, second):
         assert (dataset.metrics().total.steps, dataset.metrics().total.rows) == (BATCHES, ROWS)
-    assert one.metrics().total.seconds["transform"] == 0
-    assert other.metrics().total.seconds["transform"] >= BATCHES * TRANSFORM_SECONDS
-    assert one.metrics().total.seconds["convert"] > 0
+    assert first.metrics().total.seconds["transform"] >= BATCHES * TRANSFORM_SECONDS
+    assert second.metrics().total.seconds["transform"] == 0
 
 
 def test_a_mixture_measures_its_parts(server: Daemon) -> None:
@@ -276,6 +281,45 @@ def test_a_mixture_measures_its_parts(server: Daemon) -> None:
     # Only the first part has a transform, and half of the first 4,000 rows are its.
     assert seconds["transform"] >= 2_000 / 64 * TRANSFORM_SECONDS
     assert all(part.metrics().workers == () for part in parts)
+
+
+def test_a_mixture_joins_its_parts(server: Daemon) -> None:
+    # Each batch is in one record batch of its part, which leaves only the mixture to join rows.
+    dataset = Mixture([(open_dataset(server, "more", batch_rows=50), 1.0)])
+    assert len(list(dataset)) == 40
+    assert dataset.metrics().total.seconds["join"] > 0
+
+
+def test_reads_that_continue_over_a_new_connection_are_retries(
+    server: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "FIRST_PAUSE_SECONDS", 0.001)
+    dataset = open_dataset(server, window_rows=ROWS)
+    faults = FaultyTransport(tcp.TRANSPORT, Faults(cut_after=12))
+    with registry.override_transport(faults):
+        assert sum(len(batch["n"]) for batch in dataset) == ROWS
+    total = dataset.metrics().total
+    assert (total.reads, total.errors) == (1, 0)
+    assert total.retries >= 2
+
+
+def test_reads_that_fail_together_are_retries(
+    server: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Selection.read
+    refused: list[Block] = []
+
+    def refuse(self: Selection, client: Any, block: Block, **options: Any) -> BlockTable:
+        if block.end - block.first > 2:  # a block of 500 rows is two record batches
+            refused.append(block)
+            raise errors.ExhaustedError("too many leases")
+        return read(self, client, block, **options)
+
+    monkeypatch.setattr(Selection, "read", refuse)
+    dataset = open_dataset(server)
+    assert len(list(dataset)) == BATCHES
+    assert refused
+    assert dataset.metrics().total.retries == len(refused)
 
 
 def test_reads_that_fail_are_retries_and_iterations_that_fail_are_errors(
