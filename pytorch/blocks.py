@@ -342,9 +342,10 @@ class BlockReader:
         self._batches = batches
         ahead: deque[BatchPlan] = deque()
         while True:
-            while len(self._unused) < self._depth and (batch := self._take_plan()) is not None:
-                ahead.append(batch)
-                self._request(batch)
+            with Stage("plan"):
+                while len(self._unused) < self._depth and (batch := self._take_plan()) is not None:
+                    ahead.append(batch)
+                    self._request(batch)
             if not ahead:
                 return
             batch = ahead.popleft()

@@ -27,7 +27,9 @@ Count = Literal[
     "steps", "rows", "reads", "read_rows", "read_bytes", "block_hits", "retries", "errors"
 ]
 """What is counted."""
-StageName = Literal["read", "shuffle", "wait", "join", "transform", "convert", "collate", "copy"]
+StageName = Literal[
+    "read", "shuffle", "plan", "wait", "join", "transform", "convert", "collate", "copy"
+]
 """What takes the time of a loader. Threads of their own read and shuffle blocks."""
 _COUNTS: tuple[Count, ...] = get_args(Count)
 _STAGES: tuple[StageName, ...] = get_args(StageName)
@@ -173,8 +175,9 @@ class WorkerMetrics:
     """The seconds by stage, added up over threads.
 
     Threads ``read`` blocks (network and decoding) and ``shuffle`` their rows ahead. For each batch,
-    the worker has to ``wait`` for blocks, ``join`` rows of several record batches, ``transform``
-    them, ``convert`` them to tensors, ``collate``, and ``copy`` to the device or the trainer.
+    the worker has to ``plan`` it, ``wait`` for blocks, ``join`` rows of several record batches,
+    ``transform`` them, ``convert`` them to tensors, ``collate``, and ``copy`` to the device or the
+    trainer.
     """
 
 
@@ -263,11 +266,20 @@ class EpochMetrics:
     def _chain(self, worker: WorkerMetrics) -> dict[str, float]:
         """Return the stages that a batch passes one after the other, and their elapsed seconds."""
         threads = max(1, self.threads)
-        return {name: worker.seconds[name] / (1 if name == "wait" else threads) for name in _CHAIN}
+        return {
+            name: worker.seconds[name] / (1 if name in _IN_ORDER else threads) for name in _CHAIN
+        }
 
 
-_CHAIN: tuple[StageName, ...] = ("wait", "join", "transform", "convert", "collate", "copy")
-_PHRASES = {"join": "joining rows", "convert": "conversion to tensors", "copy": "copying"}
+_IN_ORDER: tuple[StageName, ...] = ("plan", "wait")
+"""The stages that only the thread that iterates passes."""
+_CHAIN: tuple[StageName, ...] = (*_IN_ORDER, "join", "transform", "convert", "collate", "copy")
+_PHRASES = {
+    "plan": "planning batches",
+    "join": "joining rows",
+    "convert": "conversion to tensors",
+    "copy": "copying",
+}
 
 
 @dataclass(frozen=True, slots=True)

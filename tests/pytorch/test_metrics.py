@@ -6,6 +6,7 @@ import logging
 import pickle
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
@@ -53,6 +54,8 @@ ROWS = 6_000
 BATCHES = -(-ROWS // 64)
 ROW_BYTES = 16
 TRANSFORM_SECONDS = 0.002
+CHAIN = ("plan", "wait", "join", "convert")
+"""The stages that each batch passes."""
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,7 @@ def test_the_counts_are_those_of_the_daemon_and_of_the_batches(
     loop, seconds = metrics.loop, metrics.epoch.elapsed_seconds
     assert 0 < loop.p50 <= loop.p99
     assert 0 < loop.wait_seconds + loop.busy_seconds <= seconds
-    assert all(worker.seconds[name] > 0 for name in ("read", "shuffle", "wait", "convert"))
+    assert all(worker.seconds[name] > 0 for name in ("read", "shuffle", *CHAIN))
     assert (worker.seconds["transform"], worker.seconds["collate"]) == (0, 0)
 
 
@@ -267,6 +270,19 @@ def test_iterations_in_turn_count_for_their_own_datasets(server: Daemon) -> None
     assert second.metrics().total.seconds["transform"] == 0
 
 
+def test_a_loop_that_is_measured_does_not_keep_its_batch(server: Daemon) -> None:
+    earlier: list[weakref.ref[Any]] = []
+
+    def collate(tensors: dict[str, Any]) -> Any:
+        assert all(each() is None for each in earlier)
+        return tensors["n"]
+
+    for batch in open_dataset(server, collate=collate):
+        earlier[:] = [weakref.ref(batch)]
+        del batch
+    assert earlier
+
+
 def test_a_mixture_measures_its_parts(server: Daemon) -> None:
     parts = [open_dataset(server, "more", transform=spin), open_dataset(server, "trips")]
     dataset = Mixture([(part, 1.0) for part in parts], stop="all")
@@ -378,9 +394,7 @@ def test_a_program_may_end_within_an_epoch(server: Daemon) -> None:
 
 # The sentence and the quantiles, without a daemon.
 
-NOTHING = dict.fromkeys(
-    ["read", "shuffle", "wait", "join", "transform", "convert", "collate", "copy"], 0.0
-)
+NOTHING = dict.fromkeys(["read", "shuffle", *CHAIN, "transform", "collate", "copy"], 0.0)
 
 
 def make_epoch(waited: float, threads: int = 0, workers: int = 1, **seconds: float) -> EpochMetrics:
@@ -415,6 +429,10 @@ def observe(waits: list[float]) -> LoopMetrics:
         (
             make_epoch(200.0, read=90.0, shuffle=400.0, wait=190.0, convert=10.0),
             "shuffling takes 95 % of the loader's time",
+        ),
+        (
+            make_epoch(200.0, threads=2, plan=150.0, convert=100.0),
+            "planning batches takes 75 % of the loader's time",
         ),
         # Four threads convert, so waiting for blocks is longer.
         (
