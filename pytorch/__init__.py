@@ -21,15 +21,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .dataset import StreamDataset
     from .map_dataset import MapDataset
+    from .metrics import EpochMetrics, LoaderMetrics, LoopMetrics, WorkerMetrics
     from .mixture import Mixture
     from .packed import Packed
 
-__all__ = ["MapDataset", "Mixture", "Packed", "StreamDataset"]
+__all__ = [
+    "EpochMetrics",
+    "LoaderMetrics",
+    "LoopMetrics",
+    "MapDataset",
+    "Mixture",
+    "Packed",
+    "StreamDataset",
+    "WorkerMetrics",
+]
 _MODULES = {
+    "EpochMetrics": "metrics",
+    "LoaderMetrics": "metrics",
+    "LoopMetrics": "metrics",
     "MapDataset": "map_dataset",
     "Mixture": "mixture",
     "Packed": "packed",
     "StreamDataset": "dataset",
+    "WorkerMetrics": "metrics",
 }
 
 

@@ -199,8 +199,8 @@ def fill_batches(
     make: Callable[[pa.RecordBatch], Any],
     note: Callable[[int, int], None],
     even: Even,
-) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the result of each planned batch, in order.
+) -> Iterator[tuple[int, int, Any]]:
+    """Yield the number, the rows and the result of each planned batch, in order.
 
     `note` receives the number of a batch, and how many rows its lane left out for it. When a lane
     runs out of rows, its last batches have fewer; one without rows is left out with ``uneven``,
@@ -225,7 +225,7 @@ def fill_batches(
         is_whole = first.result is not None and len(batches) == 1
         if is_whole and batches[0] is first.stretches[0].batch:  # the lane is as planned
             last = batches[0]
-            yield first.plan.number, first.result
+            yield first.plan.number, last.num_rows, first.result
             continue
         rows = sum(batch.num_rows for batch in batches)
         if rows < target and even != "uneven" and (even == "pad" or not rows):
@@ -235,7 +235,7 @@ def fill_batches(
             batches += _repeat(source, target - rows)
         if batches:
             last = join_batches(batches)
-            yield first.plan.number, make(last)
+            yield first.plan.number, last.num_rows, make(last)
 
 
 def _receive(tested: Tested, lanes: dict[int, _Lane], waiting: deque[Tested]) -> None:

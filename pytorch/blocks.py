@@ -18,6 +18,7 @@ import pyarrow as pa
 from ..client.connect import AnyClient
 from ..client.dataset.endpoints import TRANSIENT, draw_pause
 from ..errors import DatasetError, SplitArrowError
+from .metrics import Stage, count, inherit_recorder
 from .order import EpochOrder, Piece
 from .plan import Block, Categories, DatasetPlan, DeviceTable
 from .record_batches import join_batches, take_rows
@@ -102,6 +103,10 @@ class Rows:
         self.gaps = gaps or {}
         """The number of rows that could not be read before each part, by its index."""
 
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return sum(part.end - part.begin for part in self.parts)
+
     def split(self, counts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Rows]]:
         """Yield a key and the rows of so many parts, for pairs of a key and a number of parts.
 
@@ -118,7 +123,10 @@ class Rows:
         """
         parts: Any = self.parts
         batches = [each for part in parts for each in part.block.slice(part.begin, part.end)]
-        return join_batches(batches)
+        if len(batches) == 1:
+            return batches[0]
+        with Stage("join"):
+            return join_batches(batches)
 
     def to_tensors(self, options: TensorOptions, categories: Categories) -> Tensors:
         """Return the rows as tensors. Those of consecutive batches may share a storage."""
@@ -254,6 +262,7 @@ class BlockSource:
         except SplitArrowError:
             if len(blocks) == 1:
                 raise
+            count("retries")
         else:
             return {index: self._arrange(index, rows) for index, rows in enumerate(found, first)}
         self._reads_together = False
@@ -285,27 +294,34 @@ class BlockSource:
 
     def _arrange(self, index: int, table: Any) -> BlockRows | DeviceRows:
         """Return the rows of a block in the order of the epoch."""
-        permutation = self._order.permutation(index)
-        if isinstance(table, DeviceTable):
-            from .device_tensors import DeviceRows  # needs PyTorch
+        with Stage("shuffle"):
+            permutation = self._order.permutation(index)
+            if isinstance(table, DeviceTable):
+                from .device_tensors import DeviceRows  # needs PyTorch
 
-            return DeviceRows(table.to_batches(), permutation)
-        if permutation is None:
-            return BlockRows(table.to_batches())
-        return BlockRows([take_rows(join_batches(table.to_batches()), permutation)])
+                return DeviceRows(table.to_batches(), permutation)
+            if permutation is None:
+                return BlockRows(table.to_batches())
+            return BlockRows([take_rows(join_batches(table.to_batches()), permutation)])
 
     def _fetch(self, block: Block) -> Any:
         for attempt in range(CONNECT_ATTEMPTS - 1):
             try:
                 return self._read_once(block)
             except TRANSIENT:
+                count("retries")
                 if self._stopped.wait(draw_pause(attempt)):
                     raise
         return self._read_once(block)
 
     def _read_once(self, block: Block) -> Any:
-        found = self._plan.selection.read(self._client, block)
+        with Stage("read"):
+            found = self._plan.selection.read(self._client, block)
         self._is_mapped = found.is_mapped
+        count("reads")
+        count("read_rows", found.table.num_rows)
+        count("read_bytes", found.table.get_total_buffer_size())
+        count("retries", found.resumed)
         return found.table
 
     def stop(self) -> None:
@@ -330,7 +346,7 @@ class BlockReader:
         self._sources: dict[int, BlockSource] = {}
         self._find_source = find_source
         self._depth = depth
-        self._threads = ThreadPoolExecutor(depth, "splitarrow-block")
+        self._threads = ThreadPoolExecutor(depth, "splitarrow-block", inherit_recorder())
         self._batches: Iterator[BatchPlan] = iter(())
         self._planned: deque[BatchPlan] = deque()
         self._reads: dict[_Key, _Read] = {}
@@ -343,27 +359,29 @@ class BlockReader:
         self._batches = batches
         ahead: deque[BatchPlan] = deque()
         while True:
-            while len(self._unused) < self._depth and (batch := self._take_plan()) is not None:
-                ahead.append(batch)
-                self._request(batch)
+            with Stage("plan"):
+                while len(self._unused) < self._depth and (batch := self._take_plan()) is not None:
+                    ahead.append(batch)
+                    self._request(batch)
             if not ahead:
                 return
             batch = ahead.popleft()
             parts: list[Part] = []
             gaps: Counter[int] = Counter()
-            for run in batch.runs:
-                read_alone = self._source(run.source).read_alone
-                for block, begin, end in run.pieces:
-                    read = self._reads[run.source, block]
-                    self._unused.discard(read)
-                    try:
-                        parts.append(Part(read.wait(block, read_alone), begin, end))
-                    except SplitArrowError as error:
-                        if self._report is None:
-                            raise
-                        place = self._source(run.source).name(block)
-                        self._report(end - begin, error, f"{end - begin} rows of {place}")
-                        gaps[len(parts)] += end - begin
+            with Stage("wait"):
+                for run in batch.runs:
+                    source = self._source(run.source)
+                    for block, begin, end in run.pieces:
+                        read = self._reads[run.source, block]
+                        self._unused.discard(read)
+                        try:
+                            parts.append(Part(read.wait(block, source.read_alone), begin, end))
+                        except SplitArrowError as error:
+                            if self._report is None:
+                                raise
+                            place = f"{end - begin} rows of {source.name(block)}"
+                            self._report(end - begin, error, place)
+                            gaps[len(parts)] += end - begin
             self._release(batch)
             yield batch, Rows(parts, gaps)
 
@@ -378,6 +396,7 @@ class BlockReader:
 
     def _request(self, batch: BatchPlan) -> None:
         """Start reading the blocks of a batch, unless they are in memory."""
+        hits = 0
         for run in batch.runs:
             number, source = run.source, self._source(run.source)
             for block in dict.fromkeys(piece.block for piece in run.pieces):
@@ -390,6 +409,9 @@ class BlockReader:
                     read = _Read(self._threads.submit(source.read_blocks, block, end))
                     self._unused.add(read)
                     self._reads.update(((number, each), read) for each in range(block, end))
+                else:
+                    hits += 1
+        count("block_hits", hits)
 
     def _is_read(self, number: int, block: int) -> bool:
         return (number, block) in self._reads

@@ -23,7 +23,8 @@ from .device_tensors import (
     find_memory_device,
     wait_for_stream,
 )
-from .loader import BatchOptions, StepDataset, find_rank, map_in_threads
+from .loader import BatchOptions, Delivered, StepDataset, find_rank, map_in_threads
+from .metrics import Stage
 from .order import Division, EpochOrder, Even, Share, Spans
 from .plan import Connect, DatasetPlan, Selection, plan_dataset
 from .position import Order, Position
@@ -321,7 +322,7 @@ class StreamDataset(StepDataset):
 
     def _deliver(
         self, position: Position, batches: Iterator[tuple[BatchPlan, Rows]], workers: int
-    ) -> Generator[tuple[int, Any]]:
+    ) -> Generator[Delivered]:
         errors, lanes = self._errors, self._share(position).lanes
         if errors is None:
             if position.current.skipped:
@@ -381,13 +382,15 @@ class StreamDataset(StepDataset):
 
     def _make_from_record_batch(self, batch: pa.RecordBatch) -> Any:
         if self._transform is not None:
-            batch = self._transform(batch)
+            with Stage("transform"):
+                batch = self._transform(batch)
         tensors = convert_batch(batch, self.options.tensors, self._plan.categories)
         return self._finish(tensors, torch.utils.data.get_worker_info())
 
     def _finish(self, tensors: dict[str, Any], worker: Any) -> Any:
         if worker is not None and self.options.collate is None:
-            return SharedBatch(tensors)
+            with Stage("copy"):
+                return SharedBatch(tensors)
         return self.options.finish(tensors)
 
     def _find_start(self, resumed: Position | None) -> Position:

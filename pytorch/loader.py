@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from copy import copy
@@ -20,6 +20,14 @@ from ..errors import UsageError
 from .bad_rows import ErrorLog, OnError
 from .blocks import BatchPlan, BlockReader, BlockSource, Rows
 from .device_tensors import move
+from .metrics import (
+    LoaderMetrics,
+    Stage,
+    Telemetry,
+    WatchedLoader,
+    export_metrics,
+    inherit_recorder,
+)
 from .order import Even
 from .position import Progress, find_dataset_state
 from .provenance import StoredSource, locate_runs
@@ -28,6 +36,8 @@ from .tensors import TensorOptions, torch
 _IterableDataset: Any = torch.utils.data.IterableDataset
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Delivered = tuple[int, int, Any]
+"""The number of a batch, its rows, and what the dataset yields for it."""
 
 
 def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -74,7 +84,7 @@ def map_in_threads(
             yield result
             del result
         return
-    pool = ThreadPoolExecutor(threads, "splitarrow-convert")
+    pool = ThreadPoolExecutor(threads, "splitarrow-convert", inherit_recorder())
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:
@@ -131,8 +141,12 @@ class BatchOptions:
     def finish(self, tensors: dict[str, Any]) -> Any:
         """Move tensors to the device, and collate them."""
         if self.device is not None:
-            tensors = {name: move(value, self.device) for name, value in tensors.items()}
-        return tensors if self.collate is None else self.collate(tensors)
+            with Stage("copy"):
+                tensors = {name: move(value, self.device) for name, value in tensors.items()}
+        if self.collate is None:
+            return tensors
+        with Stage("collate"):
+            return self.collate(tensors)
 
 
 class StepDataset(_IterableDataset):
@@ -154,6 +168,7 @@ class StepDataset(_IterableDataset):
         self._next_batch: int | None = None
         """Where this worker of a loader continues, if that follows from its own state."""
         self._progress: Progress | None = None
+        self._telemetry = Telemetry(options.rank, options.threads)
 
     # What the subclasses define. A position has `epoch`, `steps` and `earlier`.
 
@@ -304,7 +319,8 @@ class StepDataset(_IterableDataset):
             numbers = dropwhile(continued.__gt__, numbers)
         first = position.steps if continued is None else continued
         self._progress = Progress(position, number, workers, first)
-        return self._iterate(position, numbers, workers)
+        batches = self._iterate(position, numbers, workers)
+        return batches if worker is not None else self._telemetry.measure(batches, self.epoch)
 
     def _check_worker(self) -> None:
         """Raise `UsageError` if a worker of a loader cannot deliver the batches."""
@@ -321,26 +337,30 @@ class StepDataset(_IterableDataset):
             self._errors.start(worker, workers)
             report = partial(self._errors.count, worker)
         with (
+            self._telemetry.record() as recorder,
             self._open_sources(position, workers) as find_source,
             BlockReader(find_source, self.options.prefetch_blocks, report) as reader,
             closing(
                 self._deliver(position, reader.read(self._plan_batches(position, numbers)), workers)
             ) as results,
         ):
-            for number, result in results:
+            for number, rows, result in results:
                 self._progress = self._progress.advanced(number + 1)
+                recorder.add_step(rows)
                 yield result
                 del result  # its memory may be leased
+                recorder.activate()
 
     def _deliver(
         self, position: Any, batches: Iterator[tuple[BatchPlan, Rows]], workers: int
-    ) -> Generator[tuple[int, Any]]:
-        """Yield the numbers of batches, and what the dataset yields for them."""
+    ) -> Generator[Delivered]:
+        """Yield the numbers of batches, their rows, and what the dataset yields for them."""
         return map_in_threads(self._convert, batches, self.options.threads)
 
-    def _convert(self, batch: tuple[BatchPlan, Rows]) -> tuple[int, Any]:
-        """Return the number of a batch and what the dataset yields for it."""
-        return batch[0].number, self._make_batch(*batch)
+    def _convert(self, batch: tuple[BatchPlan, Rows]) -> Delivered:
+        """Return the number of a batch, its rows, and what the dataset yields for it."""
+        with Stage("convert"):
+            return batch[0].number, len(batch[1]), self._make_batch(*batch)
 
     def _list_numbers(self, position: Any) -> Iterator[int]:
         """Yield the numbers of the batches from a position on, without skipped steps."""
@@ -356,6 +376,54 @@ class StepDataset(_IterableDataset):
             if last is not None:
                 return self._advance(start, last + 1)
         return self._advance(start, start.steps + taken)
+
+    def metrics(self) -> LoaderMetrics:
+        """Return what this rank has measured since the dataset was made, workers included.
+
+        ``metrics().summary()`` is a sentence that states what limits the training loop, as logged
+        at the end of each epoch by the logger ``splitarrow.pytorch`` at the level INFO. Any thread
+        may call this.
+        """
+        return self._telemetry.collect()
+
+    def watch(self, loader: Iterable[Any]) -> WatchedLoader:
+        """Return an iterable of the batches of a loader that measures the training loop.
+
+        Iterate over it in place of a loader that has workers, which are processes: the dataset does
+        not see how long the loop waits for them. It works without workers as well.
+
+        Parameters
+        ----------
+        loader : iterable
+            The loader of this dataset, or the dataset itself.
+
+        Examples
+        --------
+        ::
+
+            for batch in dataset.watch(loader):
+                ...
+            print(dataset.metrics().summary())
+        """
+        return WatchedLoader(self._telemetry, loader, lambda: self.epoch)
+
+    def export_metrics(self, registry: Any = None, *, name: str = "") -> None:
+        """Add the metrics to a registry of ``prometheus_client``. It needs the extra ``http``.
+
+        Parameters
+        ----------
+        registry : CollectorRegistry, optional
+            The registry. `None` takes the default one.
+        name : str
+            The label ``loader``, which distinguishes several datasets of a process. Another dataset
+            of the same name and rank takes the place of this one.
+
+        Raises
+        ------
+        MissingExtraError
+            If ``prometheus_client`` is not installed.
+        """
+        export_metrics(self._telemetry, name, registry)
 
     def state_dict(self, steps: int | None = None) -> dict[str, Any]:
         """Return the position in the epoch as a dict of plain values.

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from .blocks import BatchPlan, BlockSource, Rows, Run
 from .dataset import Part, StreamDataset, check_seed
 from .loader import StepDataset
+from .metrics import Stage
 from .mixing import (
     MixOrder,
     MixPosition,
@@ -179,7 +180,8 @@ class Mixture(StepDataset):
             batch = part_rows.to_record_batch()
             part = self.parts[number]
             if part.transform is not None:
-                batch = part.transform(batch)
+                with Stage("transform"):
+                    batch = part.transform(batch)
             tables.append(pa.Table.from_batches([with_plain_types(batch)]))
             labels += [number] * batch.num_rows
         table = pa.concat_tables(
@@ -195,9 +197,10 @@ class Mixture(StepDataset):
         return table, labels
 
     def _make_batch(self, plan: BatchPlan, rows: Rows) -> Any:
-        table, labels = self.join_rows(plan, rows)
-        order = pa.array(plan.detail)
-        batch = table.unify_dictionaries().combine_chunks().to_batches()[0].take(order)
+        with Stage("join"):
+            table, labels = self.join_rows(plan, rows)
+            order = pa.array(plan.detail)
+            batch = table.unify_dictionaries().combine_chunks().to_batches()[0].take(order)
         tensors = convert_batch(batch, self.options.tensors, self.value_categories)
         if self.label is not None:
             tensors[self.label] = torch.tensor(labels)[torch.from_numpy(plan.detail)]

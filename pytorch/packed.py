@@ -16,6 +16,7 @@ from ..errors import DatasetError, InvalidDataError, UsageError
 from .blocks import BatchPlan, BlockSource, Rows
 from .dataset import Part, StreamDataset
 from .loader import StepDataset
+from .metrics import Stage
 from .mixing import Places, RowFinder, divide_step
 from .mixture import Mixture
 from .packing import (
@@ -199,8 +200,9 @@ class Packed(StepDataset):
 
     def _make_batch(self, plan: BatchPlan, rows: Rows) -> Any:
         detail: _Detail = plan.detail
-        table, labels = self._documents.join_rows(plan, rows)
-        (batch,) = table.unify_dictionaries().combine_chunks().to_batches()
+        with Stage("join"):
+            table, labels = self._documents.join_rows(plan, rows)
+            (batch,) = table.unify_dictionaries().combine_chunks().to_batches()
         lengths = _measure(batch[self._tokens])
         if not np.array_equal(lengths, detail.lengths):
             raise DatasetError(

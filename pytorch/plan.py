@@ -89,6 +89,8 @@ class BlockTable(NamedTuple):
     """The record batches, as a ``pyarrow.Table``, or as a `DeviceTable` on a device."""
     is_mapped: bool
     """Whether they came over shared memory, and take no memory of this process."""
+    resumed: int = 0
+    """How often the read continued over a new connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class Selection:
             if not hasattr(stream, "read_all"):  # a `DeviceStream`
                 on_device: Any = stream
                 return BlockTable(DeviceTable(on_device), is_mapped=False)
-            return BlockTable(stream.read_all(), stream.transport == "shm")
+            return BlockTable(stream.read_all(), stream.transport == "shm", stream.resumed)
 
 
 @dataclass(frozen=True, slots=True)

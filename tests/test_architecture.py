@@ -139,7 +139,7 @@ LAYERS: dict[str, list[set[str]]] = {
     "pytorch": [
         {"decoding", "order", "plan", "record_batches"},
         {"mixing", "position", "tensors"},
-        {"device_tensors", "mapped_tensors"},
+        {"device_tensors", "mapped_tensors", "metrics"},
         {"blocks", "shared_batch"},
         {"bad_rows", "packing", "provenance"},
         {"loader"},

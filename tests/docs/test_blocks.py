@@ -60,6 +60,7 @@ _ILLUSTRATIONS = {"dockerfile", "mermaid", "text", "yaml"}
 _LEVELS = {
     "docs/guide/arrays.md": "torch",
     "docs/guide/loader-failures.md": "torch",
+    "docs/guide/loader-metrics.md": "torch",
     "docs/guide/mixing.md": "torch",
     "docs/guide/packing.md": "torch",
     "docs/guide/pytorch.md": "torch",

@@ -16,6 +16,7 @@ NEED_TORCH = [
     "test_loaders.py",
     "test_map_dataset.py",
     "test_mapped_batches.py",
+    "test_metrics.py",
     "test_mixture.py",
     "test_packed.py",
     "test_provenance.py",

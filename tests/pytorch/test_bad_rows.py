@@ -111,7 +111,7 @@ def test_workers_deliver_the_same(server: Daemon) -> None:
         list(loader)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 4, 9, 17, 40])
+@pytest.mark.parametrize("cut", [1, 9, 40])
 def test_a_run_continues_after_the_rows_that_it_left_out(server: Daemon, cut: int) -> None:
     whole = numbers(open_dataset(server))
     dataset = open_dataset(server)
