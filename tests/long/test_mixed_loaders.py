@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -56,8 +57,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture(autouse=True)
-def plans_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def plans_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("splitarrow.pytorch.plan.default_start_method", lambda: "spawn")
+    yield
+    gc.collect()  # the datasets of the last case have cycles, and hold descriptors
 
 
 settings_of_runs = st.fixed_dictionaries(
