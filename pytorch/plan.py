@@ -143,7 +143,7 @@ class DatasetPlan:
     blocks: tuple[Block, ...]
     """All blocks, in the order of the dataset."""
     layout: str
-    """A checksum of the blocks. Positions in an epoch are valid for equal layouts only."""
+    """A checksum of the blocks and the filter. Positions are valid for equal layouts only."""
     categories: Categories
     """The categories of the dictionary columns."""
 
@@ -177,9 +177,13 @@ def make_plan(
         selection,
         schema,
         blocks,
-        hashlib.blake2b(repr(blocks).encode(), digest_size=8).hexdigest(),
+        _digest(blocks if selection.filter is None else (blocks, str(selection.filter))),
         _find_categories(client, selection, schema, counts, categories),
     )
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 
 def form_blocks(counts: Mapping[int, Sequence[int]], window_rows: int) -> list[Block]:

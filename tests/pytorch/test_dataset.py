@@ -193,6 +193,7 @@ def test_a_state_of_other_data_is_refused(server: Daemon) -> None:
         ({"shuffle": False}, "another value of shuffle"),
         ({"name": "many"}, "another dataset"),
         ({"filter": pc.field("n") > 5}, "another filter or window_rows"),
+        ({"filter": pc.field("n") >= 0}, "another filter or window_rows"),  # as many rows
     ):
         changed: dict[str, Any] = {"shuffle": True, **options}
         with pytest.raises(errors.UsageError, match=message):
