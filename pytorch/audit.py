@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,11 @@ def read_states(path: Path) -> list[Mapping[str, Any]]:
 
 def _load_torch(path: Path) -> Any:
     try:
-        import torch
+        torch: Any = import_module("torch")
     except ModuleNotFoundError:
         raise UsageError(f"{path} is not JSON; to read others, {install_hint('torch')}") from None
-    load: Any = torch.load
     try:
-        return load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise InvalidDataError(f"{path} is neither JSON nor of torch.save: {reason}") from None

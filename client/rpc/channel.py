@@ -31,7 +31,7 @@ from .errors import NO_RESPONSE, convert_grpc_error, explain_listener
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
-_MAX_ANSWER_BYTES = 1 << 28
+MAX_ANSWER_BYTES = 1 << 28
 """The largest size of the responses to a call that sends no data, in bytes."""
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -177,7 +177,7 @@ class FlightChannel:
         timeout: float | None = None,
         repeats: int = REPEATS,
         wait: bool = False,
-        max_bytes: int = _MAX_ANSWER_BYTES,
+        max_bytes: int = MAX_ANSWER_BYTES,
     ) -> Iterator[bytes]:
         """Call a method that streams its responses, and yield them; see `call_unary`.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...errors import ConnectError, ConnectionLostError
 from ...formats.arrow.numpy_arrays import prevent_pandas_import
-from .channel import REPEATS, DatasetHold, FlightChannel
+from .channel import MAX_ANSWER_BYTES, REPEATS, DatasetHold, FlightChannel
 
 _PROGRAM = """
 import pickle, sys
@@ -135,11 +135,13 @@ class ForkedChannel(FlightChannel):
         timeout: float | None = None,
         repeats: int = REPEATS,
         wait: bool = False,
+        max_bytes: int = MAX_ANSWER_BYTES,
     ) -> Iterator[bytes]:
         """Call a method that streams its responses; see `FlightChannel.call_stream`."""
         self._check_open()
         options = {"dataset": dataset, "timeout": self.call_limit(timeout), "repeats": repeats}
-        yield from self._run(self._calls.collect, method, message, wait=wait, **options)
+        further = {"wait": wait, "max_bytes": max_bytes}
+        yield from self._run(self._calls.collect, method, message, **options, **further)
 
     def hold_dataset(self, name: str) -> Any:
         """Hold a dataset; see `FlightChannel.hold_dataset`."""

@@ -13,7 +13,8 @@ import pyarrow as pa
 import splitarrow
 from splitarrow.client.rpc import forked_channel
 
-server = splitarrow.serve({"n": pa.table({"n": [1, 2, 3]})}, control="grpc://127.0.0.1:0")
+table = pa.table({"n": [1, 2, 3], "lists": [[1], [1, 2], []]})
+server = splitarrow.serve({"n": table}, control="grpc://127.0.0.1:0")
 old = splitarrow.connect(server.control_uri)
 
 def show(function):
@@ -28,6 +29,7 @@ if not pid:
     show(lambda: client.info("n").rows)
     show(lambda: client["n"].to_arrow().num_rows)
     show(lambda: list(client))
+    show(lambda: client.list_lengths("n", "lists")[0].to_pylist())
     show(lambda: client.info("m"))
     show(lambda: client.put("m", pa.table({"n": [1]})))
     show(lambda: client.read("n", transport="flight"))
@@ -44,7 +46,8 @@ REFUSED = (
     "UsageError this process was forked while its parent used gRPC, which can wait forever in such "
     "a process"
 )
-SHOWN = ["3", "3", "['n']", "NotFoundError no dataset 'm'; there is only 'n'", *3 * [REFUSED]]
+MISSING = "NotFoundError no dataset 'm'; there is only 'n'"
+SHOWN = ["3", "3", "['n']", "[1, 2, 0]", MISSING, *3 * [REFUSED]]
 
 
 def run(end: str) -> list[str]:
@@ -52,9 +55,9 @@ def run(end: str) -> list[str]:
     command = [sys.executable, "-W", "ignore", "-c", FORK.replace("END", end)]
     # The output ends only when the process that makes the calls has ended as well.
     output = subprocess.check_output(command, text=True, timeout=60).splitlines()
-    assert output[:7] == SHOWN
-    assert output[7].startswith("ClosedError the client of grpc")
-    return output[8:]
+    assert output[:8] == SHOWN
+    assert output[8].startswith("ClosedError the client of grpc")
+    return output[9:]
 
 
 @pytest.mark.slow
