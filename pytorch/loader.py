@@ -28,7 +28,7 @@ from .metrics import (
     export_metrics,
     inherit_recorder,
 )
-from .order import Even
+from .order import Even, merge_ranges
 from .position import Progress, find_dataset_state
 from .provenance import StoredSource, locate_runs
 from .tensors import TensorOptions, torch
@@ -494,20 +494,3 @@ class StepDataset(_IterableDataset):
         return self._find_start(
             resumed if resumed is not None and resumed.epoch == self.epoch else None
         )
-
-
-def merge_ranges(ranges: Sequence[range]) -> tuple[range, ...]:
-    """Return ascending ranges without overlap that have the same numbers.
-
-    Examples
-    --------
-    >>> merge_ranges([range(5, 7), range(0, 2), range(1, 5)])
-    (range(0, 7),)
-    """
-    merged: list[range] = []
-    for each in sorted(ranges, key=lambda each: each.start):
-        if merged and each.start <= merged[-1].stop:
-            merged[-1] = range(merged[-1].start, max(each.stop, merged[-1].stop))
-        else:
-            merged.append(each)
-    return tuple(merged)

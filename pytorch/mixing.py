@@ -11,6 +11,7 @@ This module does no I/O.
 from __future__ import annotations
 
 import operator
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -241,7 +242,10 @@ class _Chunk(NamedTuple):
 
 
 class MixOrder:
-    """The sequence of rows of an epoch: which part each one is of, and which row of it."""
+    """The sequence of rows of an epoch: which part each one is of, and which row of it.
+
+    Any thread may use it.
+    """
 
     def __init__(
         self,
@@ -263,19 +267,22 @@ class MixOrder:
         empty = frozenset(part for part in range(parts) if not part_rows[part])
         self._chunks = [_Chunk(0, (0,) * parts, (0.0,) * parts, empty)]
         self._end: int | None = None
+        self._lock = threading.Lock()
         self._draw = lru_cache(maxsize=8)(self._draw_chunk)
 
     def __len__(self) -> int:
         """Return the number of rows in the epoch. It takes about a second for 100 million."""
-        while self._end is None:
-            self._extend()
-        return self._end
+        with self._lock:
+            while self._end is None:
+                self._extend()
+            return self._end
 
     def has(self, row: int) -> bool:
         """Return whether the epoch has a row."""
-        while self._end is None and self._chunks[-1].row <= row:
-            self._extend()
-        return self._end is None or row < self._end
+        with self._lock:
+            while self._end is None and self._chunks[-1].row <= row:
+                self._extend()
+            return self._end is None or row < self._end
 
     def rows(self, begin: int, end: int) -> tuple[Numbers, Numbers]:
         """Return the part of each row between two rows, and its number in all passes of the part.
@@ -388,6 +395,17 @@ class MixOrder:
         end = self._chunks[index + 1].row if index + 1 < len(self._chunks) else self._end
         assert end is not None
         return chunk, labels[: end - chunk.row], numbers[: end - chunk.row]
+
+
+@lru_cache(maxsize=4)
+def find_order(
+    part_rows: tuple[int, ...],
+    segments: tuple[Segment, ...],
+    key: tuple[int | str, ...],
+    stop: Stop,
+) -> MixOrder:
+    """Return an order that was made before: checkpoints need what batches have drawn."""
+    return MixOrder(part_rows, segments, key, stop)
 
 
 class Group(NamedTuple):

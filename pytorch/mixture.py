@@ -25,6 +25,7 @@ from .mixing import (
     Stop,
     Unit,
     divide_step,
+    find_order,
     make_schedule,
     share_rows,
 )
@@ -140,7 +141,7 @@ class Mixture(StepDataset):
     def find_order(self, position: MixPosition) -> MixOrder:
         """Return the sequence of rows of the epoch of a position."""
         key = (self._seed, position.epoch, "mixture")
-        return MixOrder(self._part_rows, position.segments, key, self._stop)
+        return find_order(tuple(self._part_rows), position.segments, key, self._stop)
 
     def find_rows(self, position: MixPosition, cell_rows: int = 1) -> RowFinder:
         """Return what finds the rows of the epoch of a position in the parts."""

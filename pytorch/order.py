@@ -217,6 +217,23 @@ class EpochOrder:
         return draw_permutation(self._rows[block], *self._key, block)
 
 
+def merge_ranges(ranges: Sequence[range]) -> tuple[range, ...]:
+    """Return ascending ranges without overlap that have the same numbers.
+
+    Examples
+    --------
+    >>> merge_ranges([range(5, 7), range(0, 2), range(1, 5)])
+    (range(0, 7),)
+    """
+    merged: list[range] = []
+    for each in sorted(ranges, key=lambda each: each.start):
+        if merged and each.start <= merged[-1].stop:
+            merged[-1] = range(merged[-1].start, max(each.stop, merged[-1].stop))
+        else:
+            merged.append(each)
+    return tuple(merged)
+
+
 def draw_permutation(count: int, *key: int | str) -> Any:
     """Return a permutation of the numbers below `count` that depends on nothing but the key.
 

@@ -26,7 +26,7 @@ Batches = Generator[Batch, None, None]
 """A generator of record batches."""
 
 _MAX_GROUP_SECONDS = 0.01
-_NO_LENGTHS = pa.array([], pa.int32())
+_NO_LENGTHS: Any = pa.nulls(0, pa.int32())  # pyarrow.array would import pandas
 
 
 def encode_groups(
