@@ -232,7 +232,8 @@ def _cover(
     for begin in range(0, min(rows, len(order)), _CHUNK_ROWS):
         labels, numbers = order.rows(begin, min(begin + _CHUNK_ROWS, rows))
         for part, size in enumerate(sizes):
-            np.add.at(counts[part], numbers[labels == part] % max(1, size), 1)
+            found = numbers[labels == part] % max(1, size)
+            counts[part] += np.bincount(found, minlength=max(1, size))
     for begin, end in omitted:
         for part, number in zip(*(each.tolist() for each in order.rows(begin, end)), strict=True):
             counts[part][number % sizes[part]] -= 1

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from ..errors import DatasetError
+from ..errors import DatasetError, UsageError
 from .blocks import BatchPlan, Rows
 from .order import Even
 from .record_batches import join_batches
@@ -35,13 +35,16 @@ class ErrorLog:
     Each worker writes lines of its own: the batch that went on without some rows, and their number.
     """
 
-    def __init__(self, max_errors: int) -> None:
+    def __init__(self, max_errors: int, batches: int) -> None:
         self._max_errors = max_errors
-        self._lines = torch.zeros((_MAX_WORKERS, max_errors, 2), dtype=torch.int64).share_memory_()
+        shape = (_MAX_WORKERS, min(max_errors, batches), 2)
+        self._lines = torch.zeros(shape, dtype=torch.int64).share_memory_()
         self._counts = torch.zeros((_MAX_WORKERS, 2), dtype=torch.int64).share_memory_()
 
     def start(self, worker: int, workers: int) -> None:
-        """Begin an iteration of a worker of so many."""
+        """Begin an iteration of a worker of so many; raise `UsageError` if they are too many."""
+        if workers > _MAX_WORKERS:
+            raise UsageError(f"on_error='skip' allows {_MAX_WORKERS} workers, not {workers}")
         self._counts[worker] = 0
         if not worker:
             self._counts[workers:] = 0  # those of an iteration with more workers

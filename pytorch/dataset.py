@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..protocol.uri import DataUri
 from ..transport.registry import list_schemes
 from ..transport.tls_options import TlsOptions
-from .bad_rows import OnError, RowTester, Target, fill_batches
+from .bad_rows import ErrorLog, OnError, RowTester, Target, fill_batches
 from .blocks import BatchPlan, BlockSource, Rows, Run
 from .device_tensors import (
     check_device,
@@ -249,6 +249,8 @@ class StreamDataset(StepDataset):
             )
         plan = plan_dataset(self._connect, selection, window_rows, categories or {})
         self._plan = plan.with_options(memory=memory)
+        if on_error == "skip":
+            self._errors = ErrorLog(max_errors, self.rows // batch_rows + 1)
         if transform is None:
             check_schema(self._plan.schema, self.options.tensors, self._plan.categories)
         if self._memory_device is not None:
@@ -381,11 +383,12 @@ class StreamDataset(StepDataset):
         return self._make_from_record_batch(rows.to_record_batch())
 
     def _make_from_record_batch(self, batch: pa.RecordBatch) -> Any:
-        if self._transform is not None:
-            with Stage("transform"):
-                batch = self._transform(batch)
-        tensors = convert_batch(batch, self.options.tensors, self._plan.categories)
-        return self._finish(tensors, torch.utils.data.get_worker_info())
+        with Stage("convert"):  # also if rows are left out, where no caller measures it
+            if self._transform is not None:
+                with Stage("transform"):
+                    batch = self._transform(batch)
+            tensors = convert_batch(batch, self.options.tensors, self._plan.categories)
+            return self._finish(tensors, torch.utils.data.get_worker_info())
 
     def _finish(self, tensors: dict[str, Any], worker: Any) -> Any:
         if worker is not None and self.options.collate is None:

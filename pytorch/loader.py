@@ -159,8 +159,8 @@ class StepDataset(_IterableDataset):
         super().__init__()
         self.options = options
         """How batches are divided and made."""
-        skips = options.on_error == "skip"
-        self._errors = ErrorLog(options.max_errors) if skips else None
+        self._errors: ErrorLog | None = None
+        """The rows that were left out, if the dataset does that."""
         # Workers that persist get a new epoch through shared memory.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._resumed: Any = None

@@ -277,8 +277,8 @@ class Mixture(StepDataset):
         position = self._start().at(step)
         if position.segments[-1].step_rows != self.options.step_rows:
             raise UsageError(
-                f"step {step} had {position.segments[-1].step_rows} rows, of ranks that the state "
-                f"does not state; make the dataset as it was then"
+                f"step {step} had {position.segments[-1].step_rows} rows, which a state does not "
+                "divide among ranks; make the dataset with the ranks and batch_rows of then"
             )
         return position, self.options.world_size
 

@@ -15,7 +15,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -198,12 +198,15 @@ class EpochOrder:
 
     def find(self, positions: Any) -> tuple[Any, Any]:
         """Return the blocks of positions, and their rows in the order of the epoch, as arrays."""
-        indices = np.searchsorted(self._ends, positions, side="right")
-        blocks = np.asarray(self._order, np.int64)[indices]
-        begins = (
-            np.asarray(self._ends, np.int64)[indices] - np.asarray(self._rows, np.int64)[blocks]
-        )
-        return blocks, positions - begins
+        order, ends, begins = self._arrays
+        indices = np.searchsorted(ends, positions, side="right")
+        return order[indices], positions - begins[indices]
+
+    @cached_property
+    def _arrays(self) -> tuple[Any, Any, Any]:
+        """The blocks in order, and their ends and beginnings, as arrays."""
+        order, ends = np.asarray(self._order, np.int64), np.asarray(self._ends, np.int64)
+        return order, ends, np.concatenate([[0], ends[:-1]])[: len(ends)]
 
     @property
     def is_shuffled(self) -> bool:

@@ -29,7 +29,7 @@ from .packing import (
     check_policy,
     count_tokens,
 )
-from .plan import call, find_lengths
+from .plan import call_with_client, find_lengths
 from .provenance import StoredSource
 from .tensors import convert_batch, torch
 
@@ -122,7 +122,7 @@ class Packed(StepDataset):
         on_null = dataset.options.tensors.on_null
         self._lengths: list[Any] = []
         for part in dataset.parts:
-            lengths = call(find_lengths, part.connect, part.plan.selection, tokens)
+            lengths = call_with_client(find_lengths, part.connect, part.plan.selection, tokens)
             self._lengths.append(_check_lengths(lengths, part, tokens, on_null))
         self._begins = [
             np.cumsum([0, *(block.rows for block in part.plan.blocks)]) for part in dataset.parts
@@ -149,7 +149,7 @@ class Packed(StepDataset):
             permutation = finder.part_order(part, turn).order.permutation(block)
             return lengths if permutation is None else lengths[permutation.to_numpy()]
 
-        def find_lengths(places: Places) -> Any:
+        def look_up(places: Places) -> Any:
             found = np.empty(len(places.parts), np.int64)
             for part, turn in set(zip(places.parts.tolist(), places.turns.tolist(), strict=True)):
                 chosen = np.flatnonzero((places.parts == part) & (places.turns == turn))
@@ -161,7 +161,7 @@ class Packed(StepDataset):
             return found
 
         packer = Packer(self._length, self._policy, self._window, position.open_packs)
-        return PackSequence(position, packer, finder, find_lengths), finder
+        return PackSequence(position, packer, finder, look_up), finder
 
     def _take_packs(
         self, position: PackPosition, numbers: Iterator[int]

@@ -251,7 +251,7 @@ def plan_dataset(
     categories: Mapping[str, Sequence[Any]],
 ) -> DatasetPlan:
     """Return what `make_plan` returns; raise `SplitArrowError` as it does."""
-    return call(make_plan, connect, selection, window_rows, categories)
+    return call_with_client(make_plan, connect, selection, window_rows, categories)
 
 
 def find_lengths(client: AnyClient, selection: Selection, column: str) -> Any:
@@ -266,7 +266,7 @@ def find_lengths(client: AnyClient, selection: Selection, column: str) -> Any:
     return pa.chunked_array(chunks, pa.int32())
 
 
-def call(
+def call_with_client(
     function: Callable[Concatenate[AnyClient, Selection, P], Result],
     connect: Connect,
     selection: Selection,

@@ -15,7 +15,7 @@ from ..filters.evaluation import evaluate
 from ..filters.tree import list_columns
 from .blocks import Run
 from .order import EpochOrder
-from .plan import Block, Connect, DatasetPlan, Selection, call
+from .plan import Block, Connect, DatasetPlan, Selection, call_with_client
 
 
 def find_stored_rows(
@@ -28,7 +28,7 @@ def find_stored_rows(
     """
     if plan.selection.filter is not None:
         chosen = {index: plan.blocks[index] for index in blocks}
-        return call(_select_rows, connect, plan.selection, chosen)
+        return call_with_client(_select_rows, connect, plan.selection, chosen)
     begins: dict[int, int] = {}
     rows: dict[int, int] = {}
     for index, block in enumerate(plan.blocks):

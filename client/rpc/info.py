@@ -353,7 +353,11 @@ def list_lengths(channel: FlightChannel, request: Request, timeout: float) -> Le
     parts: list[Any] = []
     try:
         for part in _call_for_shards(
-            *(channel, "lengths", request, timeout, "lengths"),
+            channel,
+            "lengths",
+            request,
+            timeout,
+            "lengths",
             lambda part: part["rows"] is None or _are_counts(part["rows"]),
             parse=_parse_lengths,
             max_bytes=_MAX_LENGTHS_BYTES,

@@ -20,7 +20,7 @@ from helpers.files import write_file, write_parquet
 from splitarrow.testing import Daemon
 
 if find_spec("torch") is None:
-    pytest.skip("needs PyTorch", allow_module_level=True)
+    pytest.skip("needs torch: make .venv/torch", allow_module_level=True)
 torch: Any = import_module("torch")
 loaders: Any = import_module("splitarrow.pytorch")
 
