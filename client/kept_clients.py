@@ -1,4 +1,4 @@
-"""The clients of `open`, each kept for a while after its last stream, for the next one.
+"""The clients of `open` and of loaders, each kept for a while after its last use, for the next one.
 
 They keep their connections and plans, which a process that opens streams often would otherwise make
 each time. A client is used again for the same server with the same token, certificates and limits.
@@ -11,14 +11,15 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
+from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import SplitArrowError
+from .connect import AnyClient
 from .dataset.client import Client
-from .uris import is_this_host
 
 IDLE_SECONDS = 30.0
 """The time that a client is kept after its last stream, in seconds."""
@@ -27,9 +28,9 @@ T = TypeVar("T")
 
 
 class _KeptClient:
-    """A client that streams share, and the check of its connection."""
+    """A client that streams share."""
 
-    def __init__(self, client: Client, connect_timeout: float) -> None:
+    def __init__(self, client: AnyClient) -> None:
         self.client = client
         self.users = 0
         """The number of streams that use it."""
@@ -37,25 +38,37 @@ class _KeptClient:
         """The time at which it is closed (`time.monotonic`)."""
         self.error: SplitArrowError | None = None
         """Why the server cannot be used, once that is known."""
+
+    def wait_for_check(self) -> None:
+        """Return when it is known whether there is an `error`."""
+
+    def close(self) -> None:
+        """Close the client. Idempotent."""
+        self.client.close()
+
+
+class _CheckedClient(_KeptClient):
+    """A client whose connection is checked while the first read plans."""
+
+    def __init__(self, client: Client, connect_timeout: float) -> None:
+        super().__init__(client)
+        self._channel = client.channel
         self._timeout = connect_timeout
         self._thread = threading.Thread(target=self._check, name="splitarrow-check", daemon=True)
         self._thread.start()
 
     def _check(self) -> None:
-        """Check the connection while the first read plans."""
         try:
-            self.client.channel.check_connection(self._timeout)
+            self._channel.check_connection(self._timeout)
         except SplitArrowError as error:
             self.error = error
             self.client.close()  # ends the call that waits for the server
 
     def wait_for_check(self) -> None:
-        """Return when the check has ended, so that `error` is known."""
         self._thread.join()
 
     def close(self) -> None:
-        """Close the client. Idempotent."""
-        self.client.close()
+        super().close()
         if self._thread is not threading.current_thread():  # the garbage collector may run there
             self._thread.join()
 
@@ -84,34 +97,61 @@ class KeptClients:
         connect: Callable[[], Client],
         connect_timeout: float,
         open_stream: Callable[[Client], T],
+        *,
+        keep: bool = True,
     ) -> tuple[T, Callable[[], None]]:
         """Open a stream with the client for a key; return it, and a function that ends its use.
 
         If the server cannot be used, this raises the error of `Client.check`.
         """
         with self._lock:
-            kept = self._clients.get(key)
-            if kept is None or kept.error is not None:
-                kept = self._clients[key] = _KeptClient(connect(), connect_timeout)
-            kept.users += 1
-            kept.expires = math.inf
+            kept = self._find(key) or self._add(key, _CheckedClient(connect(), connect_timeout))
+        client: Any = kept.client
         try:
-            stream = open_stream(kept.client)
+            stream = open_stream(client)
         except BaseException:
             kept.wait_for_check()
-            self._release(key, kept)
+            self._release(key, kept, keep)
             if kept.error is not None:
                 raise kept.error from None
             raise
-        return stream, partial(self._release, key, kept)
+        return stream, partial(self._release, key, kept, keep)
 
-    def _release(self, key: Hashable, kept: _KeptClient) -> None:
+    @contextmanager
+    def borrow(self, key: Hashable, connect: Callable[[], AnyClient]) -> Generator[AnyClient]:
+        """Yield the client for a key; raise as `connect` does if it has to be made."""
+        with self._lock:
+            kept = self._find(key)
+        if kept is None:
+            made = _KeptClient(connect())  # without the lock, as it may wait for the server
+            with self._lock:
+                kept = self._find(key) or self._add(key, made)
+            if kept is not made:
+                made.close()
+        try:
+            yield kept.client
+        finally:
+            self._release(key, kept, keep=True)
+
+    def _find(self, key: Hashable) -> _KeptClient | None:
+        kept = self._clients.get(key)
+        if kept is None or kept.error is not None:
+            return None
+        kept.users += 1
+        kept.expires = math.inf
+        return kept
+
+    def _add(self, key: Hashable, kept: _KeptClient) -> _KeptClient:
+        kept.users = 1
+        self._clients[key] = kept
+        return kept
+
+    def _release(self, key: Hashable, kept: _KeptClient, keep: bool) -> None:
         with self._lock:
             kept.users -= 1
             if kept.users:
                 return
-            host = kept.client.channel.uri.host
-            if self._clients.get(key) is kept and kept.error is None and not is_this_host(host):
+            if keep and self._clients.get(key) is kept and kept.error is None:
                 kept.expires = time.monotonic() + self._seconds
                 if self._timer is None:
                     self._start_timer(self._seconds)

@@ -16,7 +16,13 @@ from ..transport.tls_options import TlsOptions
 from .arguments import AUTO, Read, ReadArguments, find_allocator
 from .stream.device_stream import wrap_for_device
 from .stream.stream import AsyncStream, Stream, plan_opening
-from .uris import is_control_uri, parse_control_uris, resolve_uris, split_dataset
+from .uris import (
+    is_control_uri,
+    is_this_host,
+    parse_control_uris,
+    resolve_uris,
+    split_dataset,
+)
 
 if TYPE_CHECKING:
     from .dataset.aio import AsyncDatasetStream
@@ -179,7 +185,8 @@ def _open_dataset(
     else:
         key = uris[0], token, tls or TlsOptions.from_environment(), timeout
         connect_one = partial(Client, uris[0], token, tls=tls, connect_timeout=timeout, check=False)
-        stream, release = KEPT_CLIENTS.open(key, connect_one, timeout, open_stream)
+        keep = not is_this_host(uris[0].host)
+        stream, release = KEPT_CLIENTS.open(key, connect_one, timeout, open_stream, keep=keep)
     source: DatasetStream = getattr(stream, "source", stream)  # the stream in a `DeviceStream`
     finalizer = weakref.finalize(source, release)  # for a stream that nobody closes
     finalizer.atexit = False

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import accumulate, groupby, islice
 from operator import itemgetter
@@ -17,10 +18,10 @@ import pyarrow as pa
 
 from ..client.connect import AnyClient
 from ..client.dataset.endpoints import TRANSIENT, draw_pause
-from ..errors import DatasetError, SplitArrowError
+from ..errors import SplitArrowError
 from .metrics import Stage, count, inherit_recorder
 from .order import EpochOrder, Piece
-from .plan import Block, Categories, DatasetPlan, DeviceTable
+from .plan import BlockBatches, Categories, DatasetPlan
 from .record_batches import join_batches, take_rows
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _READ_BYTES = 32 << 20
 """The largest size of blocks that are read together, in bytes, of all lanes of a worker."""
 _MAPPED_READ_BYTES = 128 << 20
 """The same over shared memory, where a read takes no memory of the worker."""
+_GROWTH = 4
 _MAX_GROWTH = 16
 _Key = tuple[int, int]
 """The number of a source, and the index of a block."""
@@ -169,12 +171,27 @@ class BatchPlan(NamedTuple):
 
 
 class _Read:
-    """Blocks that are read together: consecutive record batches of one shard."""
+    """Blocks that are read together, each of which can be used as soon as it has arrived."""
 
     __slots__ = ("_blocks",)
 
-    def __init__(self, blocks: Future[dict[int, BlockRows | DeviceRows]]) -> None:
-        self._blocks = blocks
+    def __init__(self, first: int, end: int) -> None:
+        self._blocks: dict[int, Future[BlockRows | DeviceRows | None]] = {
+            index: Future() for index in range(first, end)
+        }
+
+    def run(self, source: BlockSource) -> None:
+        """Read the blocks. Those that could not be read together are left to `wait`."""
+        index, end = min(self._blocks), max(self._blocks) + 1
+        try:
+            for rows in source.read_blocks(index, end):
+                self._blocks[index].set_result(rows)
+                index += 1
+        except BaseException as error:
+            self._blocks[index].set_exception(error)
+            index += 1
+        for missing in range(index, end):
+            self._blocks[missing].set_result(None)
 
     def wait(
         self, block: int, read_alone: Callable[[int], BlockRows | DeviceRows]
@@ -183,15 +200,16 @@ class _Read:
 
         `read_alone` reads a block that could not be read together with the others.
         """
-        found = self._blocks.result()
-        if block not in found:
-            found[block] = read_alone(block)
-        return found[block]
+        found = self._blocks[block].result()
+        if found is None:
+            found = read_alone(block)
+            self._blocks[block] = Future()
+            self._blocks[block].set_result(found)
+        return found
 
     def drop(self, block: int) -> None:
         """Drop a block that was used."""
-        if self._blocks.exception() is None:
-            self._blocks.result().pop(block, None)
+        del self._blocks[block]
 
 
 class BlockSource:
@@ -207,6 +225,7 @@ class BlockSource:
         self._lanes = lanes
         self._is_mapped = False
         self._reads_together = not order.is_shuffled
+        self._crosses_shards = bool(plan.starts)
         self._row_bytes = _find_row_bytes(plan.schema)
         self._started = 0
         self._stopped = threading.Event()
@@ -229,8 +248,10 @@ class BlockSource:
         blocks for which `known` is true are read already. `depth` is the number of threads.
         """
         blocks, end = self._plan.blocks, first + 1
-        # The first reads are small, so that they end soon and threads share a small dataset.
-        most = 1 << min(self._started // depth, _MAX_GROWTH)
+        # The first reads are small, so that threads share a small dataset.
+        most = (
+            len(blocks) if self._is_mapped else _GROWTH ** min(self._started // depth, _MAX_GROWTH)
+        )
         self._started += 1
         if not self._reads_together or self._row_bytes is None:
             return end
@@ -240,89 +261,89 @@ class BlockSource:
             if block < end:
                 continue
             room -= blocks[block].rows
-            follows = (
-                block == end
-                and blocks[block].shard == blocks[first].shard
-                and blocks[block].first == blocks[end - 1].end
+            is_near = block == end and (
+                self._crosses_shards or blocks[block].shard == blocks[first].shard
             )
-            if not follows or room < 0 or end - first == most or known(block):
+            if not is_near or room < 0 or end - first == most or known(block):
                 break
             end += 1
         return end
 
-    def read_blocks(self, first: int, end: int) -> dict[int, BlockRows | DeviceRows]:
-        """Return the rows of blocks that follow each other, in the order of the epoch.
+    def read_blocks(self, first: int, end: int) -> Generator[BlockRows | DeviceRows]:
+        """Yield the rows of blocks that follow each other, in the order of the epoch.
 
-        If they cannot be read together, return the first one alone. The others are read when they
-        are needed, so that leases for one of them are enough.
+        If they cannot be read together, the last one is the first that could not: it was read
+        alone. The others are read when they are needed, so that leases for one of them are enough.
+        Raises `SplitArrowError` if a block cannot be read.
         """
-        blocks = self._plan.blocks[first:end]
         try:
-            found = self._divide(self._fetch(_merge(blocks)), blocks)
+            for rows in self._read(first, end):
+                first += 1
+                yield rows
+                del rows  # its memory may be leased
         except SplitArrowError:
-            if len(blocks) == 1:
+            if end - first <= 1:
                 raise
             count("retries")
-        else:
-            return {index: self._arrange(index, rows) for index, rows in enumerate(found, first)}
-        self._reads_together = False
-        return {first: self.read_alone(first)}
+            if self._plan.blocks[first].shard != self._plan.blocks[end - 1].shard:
+                self._crosses_shards = False
+            else:
+                self._reads_together = False
+            yield self.read_alone(first)
 
     def read_alone(self, index: int) -> BlockRows | DeviceRows:
         """Return the rows of a block; raise `SplitArrowError` if it cannot be read."""
-        block = self._plan.blocks[index]
-        (rows,) = self._divide(self._fetch(block), [block])
-        return self._arrange(index, rows)
+        (rows,) = self._read(index, index + 1)
+        return rows
 
-    def _divide(self, table: Any, blocks: Sequence[Block]) -> list[Any]:
-        """Return the rows of each block. A record batch is in one block only."""
-        ends = set(accumulate(chunk.num_rows for chunk in table.to_batches()))
-        expected = list(accumulate(block.rows for block in blocks))
-        if table.num_rows != expected[-1] or not ends.issuperset(expected):
-            block = _merge(blocks)
-            raise DatasetError(
-                f"record batches {block.first}:{block.end} of shard {block.shard} have "
-                f"{table.num_rows} rows; expected {block.rows}",
-                stream=self._plan.selection.name,
-            )
-        if self._row_bytes is None:
-            self._row_bytes = max(1.0, table.get_total_buffer_size() / table.num_rows)
-        return [
-            table.slice(end - block.rows, block.rows)
-            for block, end in zip(blocks, expected, strict=True)
-        ]
+    def _read(self, first: int, end: int) -> Generator[BlockRows | DeviceRows]:
+        """Yield the rows of blocks, over new connections if some break."""
+        attempt = 0
+        while first < end and not self._stopped.is_set():
+            try:
+                for found in self._read_once(first, end):
+                    yield self._arrange(first, found.batches)
+                    del found
+                    first += 1
+                    attempt = 0
+            except TRANSIENT:
+                attempt += 1
+                if attempt == CONNECT_ATTEMPTS:
+                    raise
+                count("retries")
+                if self._stopped.wait(draw_pause(attempt - 1)):
+                    raise
 
-    def _arrange(self, index: int, table: Any) -> BlockRows | DeviceRows:
+    def _read_once(self, first: int, end: int) -> Generator[BlockBatches]:
+        count("reads")
+        resumed = 0
+        with closing(self._plan.read(self._client, self._plan.blocks[first:end])) as blocks:
+            while True:
+                with Stage("read"):
+                    found = next(blocks, None)
+                if found is None:
+                    return
+                self._is_mapped = found.is_mapped
+                if self._row_bytes is None:
+                    self._row_bytes = max(1.0, found.nbytes / found.rows)
+                count("read_rows", found.rows)
+                count("read_bytes", found.nbytes)
+                count("retries", found.resumed - resumed)
+                resumed = found.resumed
+                yield found
+                del found
+
+    def _arrange(self, index: int, batches: list[Any]) -> BlockRows | DeviceRows:
         """Return the rows of a block in the order of the epoch."""
         with Stage("shuffle"):
             permutation = self._order.permutation(index)
-            if isinstance(table, DeviceTable):
+            if not isinstance(batches[0], pa.RecordBatch):
                 from .device_tensors import DeviceRows  # needs PyTorch
 
-                return DeviceRows(table.to_batches(), permutation)
+                return DeviceRows(batches, permutation)
             if permutation is None:
-                return BlockRows(table.to_batches())
-            return BlockRows([take_rows(join_batches(table.to_batches()), permutation)])
-
-    def _fetch(self, block: Block) -> Any:
-        for attempt in range(CONNECT_ATTEMPTS - 1):
-            try:
-                return self._read_once(block)
-            except TRANSIENT:
-                count("retries")
-                if self._stopped.wait(draw_pause(attempt)):
-                    raise
-        return self._read_once(block)
-
-    def _read_once(self, block: Block) -> Any:
-        with Stage("read"):
-            found = self._plan.selection.read(self._client, block)
-        self._is_mapped = found.is_mapped
-        count("reads")
-        count("read_rows", found.table.num_rows)
-        count("read_bytes", found.table.get_total_buffer_size())
-        count("retries", found.resumed)
-        return found.table
+                return BlockRows(batches)
+            return BlockRows([take_rows(join_batches(batches), permutation)])
 
     def stop(self) -> None:
         """End the pauses between attempts."""
@@ -406,7 +427,8 @@ class BlockReader:
                     end = source.find_end(
                         block, needed, self._depth, partial(self._is_read, number)
                     )
-                    read = _Read(self._threads.submit(source.read_blocks, block, end))
+                    read = _Read(block, end)
+                    self._threads.submit(read.run, source)
                     self._unused.add(read)
                     self._reads.update(((number, each), read) for each in range(block, end))
                 else:
@@ -464,12 +486,6 @@ class BlockReader:
             source.stop()
         self._threads.shutdown(cancel_futures=True)
         self._reads.clear()
-
-
-def _merge(blocks: Sequence[Block]) -> Block:
-    """Return blocks that follow each other as one."""
-    first, last = blocks[0], blocks[-1]
-    return Block(first.shard, first.first, last.end, sum(block.rows for block in blocks))
 
 
 def _find_row_bytes(schema: pa.Schema) -> float | None:

@@ -6,13 +6,12 @@ import operator
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ..client.connect import connect
+from ..client.uris import parse_control_uris
 from ..errors import UsageError
-from ..protocol.uri import DataUri
 from ..transport.registry import list_schemes
 from ..transport.tls_options import TlsOptions
 from .bad_rows import ErrorLog, OnError, RowTester, Target, fill_batches
@@ -26,7 +25,7 @@ from .device_tensors import (
 from .loader import BatchOptions, Delivered, StepDataset, find_rank, map_in_threads
 from .metrics import Stage
 from .order import Division, EpochOrder, Even, Share, Spans
-from .plan import Connect, DatasetPlan, Selection, plan_dataset
+from .plan import DatasetPlan, Selection, Servers, plan_dataset
 from .position import Order, Position
 from .provenance import StoredSource
 from .shared_batch import SharedBatch, pass_regions
@@ -66,8 +65,8 @@ def check_transport(transport: str) -> str:
 class Part(NamedTuple):
     """What a mixture needs to know of a dataset."""
 
-    connect: Connect
-    """Connects to the control planes."""
+    servers: Servers
+    """The control planes."""
     plan: DatasetPlan
     """The blocks."""
     make_order: Callable[[int | str], EpochOrder]
@@ -218,7 +217,7 @@ class StreamDataset(StepDataset):
             raise UsageError(f"threads is {threads}; expected 0 or more")
         rank, world_size = find_rank(rank, world_size)
         self._division = Division(world_size, batch_rows, interleave, even)
-        self._connect = partial(connect, cast("str | DataUri", uri), token, tls=tls)
+        self._servers = Servers(tuple(parse_control_uris(uri)), token, tls)
         super().__init__(
             BatchOptions(
                 rank,
@@ -247,7 +246,7 @@ class StreamDataset(StepDataset):
                 "transform needs record batches in host memory; pass collate to change tensors on "
                 f"the device, or device={str(self._memory_device)!r} in place of memory"
             )
-        plan = plan_dataset(self._connect, selection, window_rows, categories or {})
+        plan = plan_dataset(self._servers, selection, window_rows, categories or {})
         self._plan = plan.with_options(memory=memory)
         if on_error == "skip":
             self._errors = ErrorLog(max_errors, self.rows // batch_rows + 1)
@@ -269,7 +268,7 @@ class StreamDataset(StepDataset):
                 "memory; pass device= instead"
             )
         return Part(
-            self._connect,
+            self._servers,
             self._plan,
             self.make_order,
             self._division.interleave,
@@ -359,7 +358,7 @@ class StreamDataset(StepDataset):
         self, position: Position, workers: int
     ) -> Generator[Callable[[int], BlockSource]]:
         lanes = -(-self._share(position).lanes // workers)
-        with self._connect() as client:
+        with self._servers.borrow() as client:
             source = BlockSource(client, self._plan, self.make_order(position.epoch), lanes)
             yield lambda number: source
 
@@ -406,7 +405,7 @@ class StreamDataset(StepDataset):
         return position, position.current.division.world_size
 
     def _find_source(self, position: Position, number: int) -> StoredSource:
-        return StoredSource(self._connect, self._plan, self.make_order(position.epoch))
+        return StoredSource(self._servers, self._plan, self.make_order(position.epoch))
 
     def _advance(self, position: Position, steps: int) -> Position:
         return position.after(steps)

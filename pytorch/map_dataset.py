@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, cast
 
@@ -23,15 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..client.connect import AnyClient, connect
+from ..client.connect import AnyClient
 from ..client.dataset.endpoints import TRANSIENT, draw_pause
+from ..client.uris import parse_control_uris
 from ..errors import DatasetError, UsageError
 from ..protocol.request import MAX_BATCH_RANGES, Span
-from ..protocol.uri import DataUri
 from ..transport.tls_options import TlsOptions
 from .blocks import CONNECT_ATTEMPTS
 from .dataset import check_columns, check_transport
-from .plan import Connect, DatasetPlan, Selection, plan_dataset
+from .plan import DatasetPlan, Selection, Servers, plan_dataset
 from .record_batches import join_batches, with_plain_types
 from .tensors import (
     Decode,
@@ -90,8 +89,8 @@ class _ProcessState:
     use: forked processes cannot use gRPC beside it.
     """
 
-    def __init__(self, connect: Connect, cache_bytes: int) -> None:
-        self._connect = connect
+    def __init__(self, servers: Servers, cache_bytes: int) -> None:
+        self._servers = servers
         self._cache_bytes = cache_bytes
         self._inherited: object = None
         """The state of the parent process. It stays as it is."""
@@ -112,7 +111,7 @@ class _ProcessState:
         """Yield the client, which stays open afterwards."""
         with self._lock:
             if self._client is None:
-                self._client = self._connect()
+                self._client = self._servers.connect()
             client = self._client
             self._users += 1
         try:
@@ -234,7 +233,7 @@ class MapDataset(_MapDatasetBase):
     ) -> None:
         if cache_bytes < 0:
             raise UsageError(f"cache_bytes is {cache_bytes}; expected 0 or more")
-        self._connect = partial(connect, cast("str | DataUri", uri), token, tls=tls)
+        self._servers = Servers(tuple(parse_control_uris(uri)), token, tls)
         self._tensor_options = TensorOptions(on_null, strings, decode)
         self._transform = transform
         self._collate = collate
@@ -242,7 +241,7 @@ class MapDataset(_MapDatasetBase):
         options = {"transport": check_transport(transport)}
         selection = Selection(name, check_columns(columns), filter, version or "", options)
         # A block for each record batch with rows, which are all in its last record batch.
-        self._plan = plan_dataset(self._connect, selection, 1, categories or {})
+        self._plan = plan_dataset(self._servers, selection, 1, categories or {})
         if transform is None:
             check_schema(self._plan.schema, self._tensor_options, self._plan.categories)
         self._open()
@@ -251,7 +250,7 @@ class MapDataset(_MapDatasetBase):
         rows = np.array([block.rows for block in self._plan.blocks], np.int64)
         self._ends: NDArray[np.int64] = np.cumsum(rows)
         self._begins: NDArray[np.int64] = self._ends - rows
-        self._state = _ProcessState(self._connect, self._cache_bytes)
+        self._state = _ProcessState(self._servers, self._cache_bytes)
         weakref.finalize(self, self._state.close_idle)
 
     def __getstate__(self) -> dict[str, Any]:

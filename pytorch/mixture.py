@@ -211,7 +211,7 @@ class Mixture(StepDataset):
     def open_sources(self, position: MixPosition) -> Generator[Callable[[int], BlockSource]]:
         """Connect, and return what finds a source by its number."""
         with ExitStack() as stack:
-            clients = [stack.enter_context(part.connect()) for part in self.parts]
+            clients = [stack.enter_context(part.servers.borrow()) for part in self.parts]
 
             def find_source(number: int) -> BlockSource:
                 _, plan, order = self.find_stored(position.epoch, number)
@@ -289,7 +289,7 @@ class Mixture(StepDataset):
         """Return what the source with a number reads in an epoch."""
         turn, index = divmod(number, len(self.parts))
         part = self.parts[index]
-        return StoredSource(part.connect, part.plan, make_part_order(part, epoch, turn, 1).order)
+        return StoredSource(part.servers, part.plan, make_part_order(part, epoch, turn, 1).order)
 
     def _describe(self, plan: BatchPlan, rows: pa.Table) -> pa.Table:
         return rows.take(pa.array(plan.detail))

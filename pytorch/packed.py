@@ -122,7 +122,7 @@ class Packed(StepDataset):
         on_null = dataset.options.tensors.on_null
         self._lengths: list[Any] = []
         for part in dataset.parts:
-            lengths = call_with_client(find_lengths, part.connect, part.plan.selection, tokens)
+            lengths = call_with_client(find_lengths, part.servers, part.plan.selection, tokens)
             self._lengths.append(_check_lengths(lengths, part, tokens, on_null))
         self._begins = [
             np.cumsum([0, *(block.rows for block in part.plan.blocks)]) for part in dataset.parts

@@ -12,7 +12,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -20,49 +21,48 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 
 import pyarrow as pa
 
-from ..client.connect import AnyClient
-from ..errors import ConnectionLostError, SplitArrowError, UsageError
+from ..client.connect import AnyClient, connect
+from ..client.dataset.client import Client
+from ..client.kept_clients import KEPT_CLIENTS
+from ..errors import ConnectionLostError, DatasetError, SplitArrowError, UsageError
 from ..formats.arrow.numpy_arrays import prevent_pandas_import
 from ..formats.nested_fields import select_schema
 from ..protocol.request import Span
+from ..protocol.uri import DataUri
 from ..transport.grpc_usage import GRPC_USAGE
+from ..transport.tls_options import TlsOptions
 
 if TYPE_CHECKING:
     from ..client.dataset.dataset import DatasetStream
-    from ..memory.device_batch import DeviceBatch
 
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-class DeviceTable:
-    """Record batches on a device, with those methods of ``pyarrow.Table`` that reads need."""
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The control planes of a dataset. They can be pickled."""
 
-    def __init__(self, batches: Iterable[DeviceBatch]) -> None:
-        self._batches = [batch for batch in batches if batch.num_rows]
+    uris: tuple[DataUri, ...]
+    """The control planes."""
+    token: str | None
+    """The bearer token."""
+    tls: TlsOptions | None
+    """Certificates for TLS. None reads the variables of the environment."""
 
-    @property
-    def num_rows(self) -> int:
-        """The number of rows."""
-        return sum(batch.num_rows for batch in self._batches)
+    def connect(self) -> AnyClient:
+        """Connect; raises as `splitarrow.connect` does."""
+        return connect(self.uris, self.token, tls=self.tls)
 
-    def to_batches(self) -> list[DeviceBatch]:
-        """Return the record batches that have rows."""
-        return self._batches
+    def borrow(self) -> AbstractContextManager[AnyClient]:
+        """Return a context manager of the client that all loaders of this process share.
 
-    def get_total_buffer_size(self) -> int:
-        """Return the size of the buffers in bytes."""
-        return sum(batch.get_total_buffer_size() for batch in self._batches)
-
-    def slice(self, offset: int, length: int) -> DeviceTable:
-        """Return the record batches that begin in a range of the rows."""
-        ends = accumulate(batch.num_rows for batch in self._batches)
-        return DeviceTable(
-            batch
-            for batch, end in zip(self._batches, ends, strict=True)
-            if offset <= end - batch.num_rows < offset + length
-        )
+        It stays connected for a while, so that the next epoch can begin at once. Entering raises
+        as `connect` does.
+        """
+        key = self, self.tls or TlsOptions.from_environment()
+        return KEPT_CLIENTS.borrow(key, self.connect)
 
 
 Categories = Mapping[str, Any]
@@ -82,15 +82,25 @@ class Block(NamedTuple):
     """The number of rows that the filter selects."""
 
 
-class BlockTable(NamedTuple):
-    """The record batches of a block."""
+class BlockBatches(NamedTuple):
+    """The record batches of a block that have rows."""
 
-    table: Any
-    """The record batches, as a ``pyarrow.Table``, or as a `DeviceTable` on a device."""
+    batches: list[Any]
+    """The record batches; each is a `DeviceBatch` on a device."""
     is_mapped: bool
     """Whether they came over shared memory, and take no memory of this process."""
-    resumed: int = 0
-    """How often the read continued over a new connection."""
+    resumed: int
+    """How often the read has continued over a new connection so far."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return sum(batch.num_rows for batch in self.batches)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the buffers in bytes."""
+        return sum(batch.get_total_buffer_size() for batch in self.batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +119,21 @@ class Selection:
     """Further arguments of `Client.read`."""
 
     def open(
-        self, client: AnyClient, shard: int, ranges: Sequence[Span], **options: Any
+        self, client: AnyClient, shard: int | None, ranges: Sequence[Span], **options: Any
     ) -> DatasetStream:
-        """Open some ranges of the record batches of a shard; raises as `Client.read` does."""
+        """Open some ranges of the record batches of a shard, or else of the dataset.
+
+        Raises as `Client.read` does.
+        """
         return client.read(
             self.name,
             columns=self.columns,
             filter=self.filter,
             version=self.version or None,
-            shards=[shard],
+            shards=None if shard is None else [shard],
             batches=ranges,
             **{**self.options, **options},
         )
-
-    def read(self, client: AnyClient, block: Block, **options: Any) -> BlockTable:
-        """Read the record batches of a block; raises as `Client.read` does."""
-        ranges = [(block.first, block.end)]
-        with self.open(client, block.shard, ranges, **options) as stream:
-            if not hasattr(stream, "read_all"):  # a `DeviceStream`
-                on_device: Any = stream
-                return BlockTable(DeviceTable(on_device), is_mapped=False)
-            return BlockTable(stream.read_all(), stream.transport == "shm", stream.resumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +150,61 @@ class DatasetPlan:
     """A checksum of the blocks and the filter. Positions are valid for equal layouts only."""
     categories: Categories
     """The categories of the dictionary columns."""
+    starts: Mapping[int, int]
+    """The number of the first record batch of each shard in the dataset. Empty if a read cannot
+    cross from one shard to the next, because they are on several daemons."""
 
     def with_options(self, **options: Any) -> DatasetPlan:
         """Return the plan with further arguments of `Client.read`."""
         selection = replace(self.selection, options={**self.selection.options, **options})
         return replace(self, selection=selection)
+
+    def find_ranges(self, blocks: Sequence[Block]) -> tuple[int | None, list[Span]]:
+        """Return the ranges of record batches of ascending blocks, and the shard if it is one."""
+        shard = blocks[0].shard if blocks[0].shard == blocks[-1].shard else None
+        ranges: list[Span] = []
+        for block in blocks:
+            start = self.starts[block.shard] if shard is None else 0
+            first, end = start + block.first, start + block.end
+            if ranges and ranges[-1][1] == first:
+                first, _ = ranges.pop()
+            ranges.append((first, end))
+        return shard, ranges
+
+    def read(self, client: AnyClient, blocks: Sequence[Block]) -> Generator[BlockBatches]:
+        """Yield the record batches of ascending blocks, each block when it has arrived.
+
+        A record batch is in one block only. The last block follows the end of the stream. Raises
+        `DatasetError` if a block has other rows than planned, and as `Client.read` does.
+        """
+        shard, ranges = self.find_ranges(blocks)
+        with self.selection.open(client, shard, ranges) as stream:
+            source: Any = getattr(stream, "source", stream)  # the stream in a `DeviceStream`
+            is_mapped = source is stream and source.transport == "shm"
+            batches = iter(stream)
+            for number, block in enumerate(blocks, 1):
+                found = BlockBatches(_take_rows(batches, block.rows), is_mapped, source.resumed)
+                rows = found.rows
+                if number == len(blocks):
+                    rows += sum(batch.num_rows for batch in batches)
+                if rows != block.rows:
+                    raise DatasetError(
+                        f"record batches {block.first}:{block.end} of shard {block.shard} have "
+                        f"{rows} rows; expected {block.rows}",
+                        stream=self.selection.name,
+                    )
+                yield found
+                del found  # its memory may be leased
+
+
+def _take_rows(batches: Iterator[Any], rows: int) -> list[Any]:
+    """Return the next record batches that have so many rows together, or more; fewer at the end."""
+    found: list[Any] = []
+    while rows > 0 and (batch := next(batches, None)) is not None:
+        if batch.num_rows:
+            found.append(batch)
+            rows -= batch.num_rows
+    return found
 
 
 def make_plan(
@@ -179,7 +233,13 @@ def make_plan(
         blocks,
         _digest(blocks if selection.filter is None else (blocks, str(selection.filter))),
         _find_categories(client, selection, schema, counts, categories),
+        _find_starts(counts) if isinstance(client, Client) else {},
     )
+
+
+def _find_starts(counts: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    ends = accumulate(map(len, counts.values()))
+    return {shard: end - len(counts[shard]) for shard, end in zip(counts, ends, strict=True)}
 
 
 def _digest(value: Any) -> str:
@@ -221,11 +281,10 @@ def _find_categories(
     missing = tuple(name for name in fields if name not in found)
     if missing:
         first_batches = replace(selection, columns=missing, filter=None)
-        tables = [
-            first_batches.read(client, Block(shard, 0, 1, 0), limit=1).table
-            for shard, batches in counts.items()
-            if batches
-        ]
+        tables: list[pa.Table] = []
+        for shard in (shard for shard, batches in counts.items() if batches):
+            with first_batches.open(client, shard, [(0, 1)], limit=1) as stream:
+                tables.append(stream.read_all())
         for name in missing:
             chunks: Any = [chunk for table in tables for chunk in table[name].chunks]
             dictionaries = [chunk.dictionary for chunk in chunks]
@@ -234,8 +293,6 @@ def _find_categories(
     return found
 
 
-Connect = Callable[[], AnyClient]
-"""Connects to the control planes. It can be pickled."""
 _PROGRAM = """
 import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
@@ -245,13 +302,13 @@ run_task()
 
 
 def plan_dataset(
-    connect: Connect,
+    servers: Servers,
     selection: Selection,
     window_rows: int,
     categories: Mapping[str, Sequence[Any]],
 ) -> DatasetPlan:
     """Return what `make_plan` returns; raise `SplitArrowError` as it does."""
-    return call_with_client(make_plan, connect, selection, window_rows, categories)
+    return call_with_client(make_plan, servers, selection, window_rows, categories)
 
 
 def find_lengths(client: AnyClient, selection: Selection, column: str) -> Any:
@@ -268,7 +325,7 @@ def find_lengths(client: AnyClient, selection: Selection, column: str) -> Any:
 
 def call_with_client(
     function: Callable[Concatenate[AnyClient, Selection, P], Result],
-    connect: Connect,
+    servers: Servers,
     selection: Selection,
     *arguments: P.args,
     **keywords: P.kwargs,
@@ -279,9 +336,9 @@ def call_with_client(
     and `SplitArrowError` as `splitarrow.connect` and the function do.
     """
     if default_start_method() != "fork" or GRPC_USAGE.has_fork_support:
-        with connect() as client:
+        with servers.connect() as client:
             return function(client, selection, *arguments, **keywords)
-    task = partial(_perform, function, connect, selection, *arguments, **keywords)
+    task = partial(_perform, function, servers, selection, *arguments, **keywords)
     process = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         input=pickle.dumps(sys.path) + pickle.dumps(task),
@@ -300,10 +357,10 @@ def call_with_client(
     return result
 
 
-def _perform(function: Any, connect: Connect, *arguments: Any, **keywords: Any) -> Any:
+def _perform(function: Any, servers: Servers, *arguments: Any, **keywords: Any) -> Any:
     """Return the result of a function, or the error that it raises."""
     try:
-        with connect() as client:
+        with servers.connect() as client:
             return function(client, *arguments, **keywords)
     except SplitArrowError as error:
         return error

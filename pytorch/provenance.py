@@ -15,11 +15,11 @@ from ..filters.evaluation import evaluate
 from ..filters.tree import list_columns
 from .blocks import Run
 from .order import EpochOrder
-from .plan import Block, Connect, DatasetPlan, Selection, call_with_client
+from .plan import Block, DatasetPlan, Selection, Servers, call_with_client
 
 
 def find_stored_rows(
-    connect: Connect, plan: DatasetPlan, blocks: Collection[int]
+    servers: Servers, plan: DatasetPlan, blocks: Collection[int]
 ) -> dict[int, Any]:
     """Return the numbers of the selected rows of blocks in their shards, by block.
 
@@ -28,7 +28,7 @@ def find_stored_rows(
     """
     if plan.selection.filter is not None:
         chosen = {index: plan.blocks[index] for index in blocks}
-        return call_with_client(_select_rows, connect, plan.selection, chosen)
+        return call_with_client(_select_rows, servers, plan.selection, chosen)
     begins: dict[int, int] = {}
     rows: dict[int, int] = {}
     for index, block in enumerate(plan.blocks):
@@ -68,8 +68,8 @@ def _select_rows(
 class StoredSource(NamedTuple):
     """What a source of rows reads."""
 
-    connect: Connect
-    """Connects to the control planes."""
+    servers: Servers
+    """The control planes."""
     plan: DatasetPlan
     """The blocks."""
     order: EpochOrder
@@ -86,7 +86,7 @@ def locate_runs(runs: Sequence[Run], find_source: Callable[[int], StoredSource])
     for run in runs:
         needed.setdefault(run.source, set()).update(piece.block for piece in run.pieces)
     stored = {
-        number: find_stored_rows(sources[number].connect, sources[number].plan, blocks)
+        number: find_stored_rows(sources[number].servers, sources[number].plan, blocks)
         for number, blocks in needed.items()
     }
     names: list[str] = []

@@ -68,7 +68,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"rpc"},
         {"dataset"},
         {"cluster"},
-        {"connect", "kept_clients"},
+        {"connect"},
+        {"kept_clients"},
         {"open"},
     ],
     "client.cluster": [

@@ -614,7 +614,7 @@ class Client(BaseClient):
     def _plan_endpoints(
         self, request: Request, shards: frozenset[int] | None, plan: ReadPlan
     ) -> tuple[pa.Schema, list[ResumableEndpoint]]:
-        if shards is not None and request.selects_span:
+        if request.selects_span and (shards is not None or request.version is not None):
             return self._plan_span(request, shards, plan)
         if shards is not None:
             # The server would apply the limit to all shards. The stream applies it to these.
@@ -673,17 +673,19 @@ class Client(BaseClient):
             return found or (self.describe(request), None)
 
     def _plan_span(
-        self, request: Request, shards: frozenset[int], plan: ReadPlan
+        self, request: Request, shards: frozenset[int] | None, plan: ReadPlan
     ) -> tuple[pa.Schema, list[ResumableEndpoint]]:
-        """Plan to read a part of one shard, with a known ticket if possible."""
+        """Plan to read a part of one shard, or of all, with a known ticket if possible."""
         from .endpoints import Replica, ResumableEndpoint
 
         info = self._descriptions.get(
             replace(request, batches=None, rows=None, limit=None), self.describe
         )
-        (index,) = select_endpoints(info, shards)
-        shard = index if len(info.endpoints) > 1 else None
-        known = select_span(info.endpoints[index], request, info.version)
+        if shards is None:
+            check_complete(info, self.uri)
+        index, *others = select_endpoints(info, shards)
+        shard = index if shards is not None and len(info.endpoints) > 1 else None
+        known = select_span(info.endpoints[index], request, info.version, across=bool(others))
         replica = Replica(self.channel, self.describe, request, info.version, shard, None, known)
         endpoint = ResumableEndpoint([replica], request.dataset, plan, limit=request.limit)
         return info.schema, [endpoint]

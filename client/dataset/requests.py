@@ -32,15 +32,19 @@ def pin_version(endpoint: Endpoint, version: str, *, current: bool = False) -> E
     return _change_ticket(endpoint, version, current=current or None) or endpoint
 
 
-def select_span(endpoint: Endpoint, request: Request, version: str) -> Endpoint | None:
+def select_span(
+    endpoint: Endpoint, request: Request, version: str, *, across: bool = False
+) -> Endpoint | None:
     """Return an endpoint that delivers some record batches or rows of one that is known.
 
-    A reader of many parts then requests no ticket for each. Return None if the server has to issue
-    the ticket. An empty version is unknown.
+    With `across`, they are those of all shards of its server. A reader of many parts then requests
+    no ticket for each. Return None if the server has to issue the ticket. An empty version is
+    unknown.
     """
-    return _change_ticket(
-        endpoint, version, batches=request.batches, rows=request.rows, limit=request.limit
-    )
+    selected: dict[str, Any] = {"batches": request.batches, "rows": request.rows}
+    if across:
+        selected["shard"] = None
+    return _change_ticket(endpoint, version, limit=request.limit, **selected)
 
 
 def _change_ticket(endpoint: Endpoint, version: str, **changes: Any) -> Endpoint | None:

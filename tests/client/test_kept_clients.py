@@ -5,7 +5,10 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -45,7 +48,8 @@ class Opener:
         return self.made[-1]
 
     def read(self, uri: str) -> pa.Table:
-        stream, release = self.kept.open(uri, lambda: self.connect(uri), 5.0, read)
+        keep = "127.0.0.1" not in uri
+        stream, release = self.kept.open(uri, lambda: self.connect(uri), 5.0, read, keep=keep)
         with stream:
             table = stream.read_all()
         release()
@@ -74,10 +78,44 @@ def test_a_client_is_used_again_until_it_was_idle_for_long(uri: str) -> None:
     brief.kept.close_idle()
 
 
-def test_a_client_of_this_host_is_closed_at_once(uri: str) -> None:
+def test_a_client_that_is_not_kept_is_closed_at_once(uri: str) -> None:
     opener = Opener(30)
     opener.read(uri.replace(HOST, "127.0.0.1"))
     assert is_closed(opener.made[0])
+
+
+def test_a_borrowed_client_is_shared_and_kept(uri: str) -> None:
+    opener = Opener(30)
+    connect = partial(opener.connect, uri)
+    with opener.kept.borrow(uri, connect) as first, opener.kept.borrow(uri, connect) as second:
+        assert first is second
+    with opener.kept.borrow(uri, connect) as third:
+        assert third is first
+        opener.kept.close_idle()
+        assert not is_closed(opener.made[0])
+    opener.kept.close_idle()
+    assert is_closed(opener.made[0])
+    assert len(opener.made) == 1
+
+
+def test_clients_that_two_threads_made_at_once_become_one(uri: str) -> None:
+    opener, both = Opener(30), threading.Barrier(2)
+
+    def connect() -> Client:
+        both.wait(10)
+        return opener.connect(uri)
+
+    def borrow(_: int) -> Client:
+        with opener.kept.borrow(uri, connect) as client:
+            both.wait(10)
+            assert isinstance(client, Client)
+            return client
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(borrow, range(2))
+    assert first is second
+    assert sorted(map(is_closed, opener.made)) == [False, True]
+    opener.kept.close_idle()
 
 
 def test_a_stream_in_use_keeps_its_client(uri: str) -> None:

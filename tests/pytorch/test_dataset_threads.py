@@ -15,7 +15,7 @@ from helpers.files import write_file
 from helpers.waiting import wait_until
 from splitarrow import errors
 from splitarrow.pytorch import StreamDataset
-from splitarrow.pytorch.plan import BlockTable, Selection
+from splitarrow.pytorch.plan import BlockBatches, DatasetPlan
 from splitarrow.testing import Daemon
 
 torchdata: Any = import_module("torchdata.stateful_dataloader")
@@ -123,14 +123,14 @@ def test_batches_are_converted_and_blocks_are_read_in_parallel(
         meet("batch")
         return batch
 
-    read = Selection.read
+    read = DatasetPlan.read
 
-    def read_block(self: Selection, *arguments: Any, **options: Any) -> BlockTable:
+    def read_blocks(self: DatasetPlan, *arguments: Any) -> Iterator[BlockBatches]:
         meet("block")
-        return read(self, *arguments, **options)
+        return read(self, *arguments)
 
     dataset = open_dataset(server, transform=transform, threads=THREADS, prefetch_blocks=1)
-    monkeypatch.setattr(Selection, "read", read_block)
+    monkeypatch.setattr(DatasetPlan, "read", read_blocks)
     assert numbers(dataset) == list(range(ROWS))
     assert {kind: len(names) for kind, names in seen.items()} == {
         "batch": THREADS,

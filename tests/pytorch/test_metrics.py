@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from time import thread_time
@@ -38,7 +38,7 @@ from splitarrow.pytorch.metrics import (
     WorkerMetrics,
     find_bucket,
 )
-from splitarrow.pytorch.plan import Block, BlockTable, Selection
+from splitarrow.pytorch.plan import Block, BlockBatches, DatasetPlan
 from splitarrow.testing import Daemon
 from splitarrow.transport import registry, tcp
 
@@ -133,13 +133,13 @@ def test_uses_of_blocks_are_hits_or_reads(
     server: Daemon, shuffle: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Block] = []
-    select = Selection.read
+    select = DatasetPlan.read
 
-    def note(self: Selection, client: Any, block: Block, **options: Any) -> BlockTable:
-        read.append(block)
-        return select(self, client, block, **options)
+    def note(self: DatasetPlan, client: Any, blocks: Sequence[Block]) -> Iterator[BlockBatches]:
+        read.append(blocks[0])
+        return select(self, client, blocks)
 
-    monkeypatch.setattr(Selection, "read", note)
+    monkeypatch.setattr(DatasetPlan, "read", note)
     dataset = open_dataset(server, shuffle=shuffle, batch_rows=125, interleave=1)
     list(dataset)
     total = dataset.metrics().total
@@ -322,16 +322,16 @@ def test_reads_that_continue_over_a_new_connection_are_retries(
 def test_reads_that_fail_together_are_retries(
     server: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Selection.read
+    read = DatasetPlan.read
     refused: list[Block] = []
 
-    def refuse(self: Selection, client: Any, block: Block, **options: Any) -> BlockTable:
-        if block.end - block.first > 2:  # a block of 500 rows is two record batches
-            refused.append(block)
+    def refuse(self: DatasetPlan, client: Any, blocks: Sequence[Block]) -> Iterator[BlockBatches]:
+        if len(blocks) > 1:
+            refused.append(blocks[0])
             raise errors.ExhaustedError("too many leases")
-        return read(self, client, block, **options)
+        return read(self, client, blocks)
 
-    monkeypatch.setattr(Selection, "read", refuse)
+    monkeypatch.setattr(DatasetPlan, "read", refuse)
     dataset = open_dataset(server)
     assert len(list(dataset)) == BATCHES
     assert refused
@@ -341,16 +341,16 @@ def test_reads_that_fail_together_are_retries(
 def test_reads_that_fail_are_retries_and_iterations_that_fail_are_errors(
     server: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Selection.read
+    read = DatasetPlan.read
     refused: list[Block] = []
 
-    def refuse(self: Selection, client: Any, block: Block, **options: Any) -> BlockTable:
+    def refuse(self: DatasetPlan, client: Any, blocks: Sequence[Block]) -> Iterator[BlockBatches]:
         if len(refused) < 3:
-            refused.append(block)
+            refused.append(blocks[0])
             raise errors.ConnectionLostError("the connection broke")
-        return read(self, client, block, **options)
+        return read(self, client, blocks)
 
-    monkeypatch.setattr(Selection, "read", refuse)
+    monkeypatch.setattr(DatasetPlan, "read", refuse)
     dataset = open_dataset(server)
     assert len(list(dataset)) == BATCHES
     assert (dataset.metrics().total.retries, dataset.metrics().total.errors) == (3, 0)

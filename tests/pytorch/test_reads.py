@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ import pytest
 
 from helpers.files import write_file
 from splitarrow import errors
-from splitarrow.pytorch import StreamDataset
-from splitarrow.pytorch.plan import Block, BlockTable, Selection
+from splitarrow.client.connect import AnyClient
+from splitarrow.client.kept_clients import KEPT_CLIENTS
+from splitarrow.pytorch import StreamDataset, plan
+from splitarrow.pytorch.plan import Block, BlockBatches, DatasetPlan, Selection, Servers
 from splitarrow.pytorch.tensors import BatchTensors, TensorOptions, convert_batch
 from splitarrow.testing import Daemon
 
@@ -46,13 +48,13 @@ def open_dataset(server: Daemon, **options: Any) -> StreamDataset:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
     """Return the blocks that are read from now on, those read together as one."""
     found: list[Block] = []
-    read = Selection.read
+    read = DatasetPlan.read
 
-    def note(self: Selection, client: Any, block: Block, **options: Any) -> BlockTable:
-        found.append(block)
-        return read(self, client, block, **options)
+    def note(self: DatasetPlan, client: Any, blocks: Sequence[Block]) -> Iterator[BlockBatches]:
+        found.append(blocks[0]._replace(end=blocks[-1].end))
+        return read(self, client, blocks)
 
-    monkeypatch.setattr(Selection, "read", note)
+    monkeypatch.setattr(DatasetPlan, "read", note)
     return found
 
 
@@ -63,10 +65,10 @@ def numbers(batches: Any) -> list[int]:
 def test_blocks_that_follow_each_other_are_read_together(
     server: Daemon, reads: list[Block]
 ) -> None:
-    dataset = open_dataset(server, prefetch_blocks=1)
+    dataset = open_dataset(server, prefetch_blocks=1, transport="tcp")
     assert numbers(dataset) == list(range(ROWS))
     spans = sorted((block.first, block.end) for block in reads)
-    assert spans == [(0, 1), (1, 3), (3, 7), (7, 15), (15, 31), (31, 40)]
+    assert spans == [(0, 1), (1, 5), (5, 40)]
 
 
 def test_only_the_blocks_of_a_rank_are_read(server: Daemon, reads: list[Block]) -> None:
@@ -109,16 +111,16 @@ def test_a_shuffled_dataset_reads_one_block_at_a_time(server: Daemon, reads: lis
 def test_blocks_are_read_one_by_one_where_reading_them_together_fails(
     server: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Selection.read
+    read = DatasetPlan.read
     refused: list[Block] = []
 
-    def refuse(self: Selection, client: Any, block: Block, **options: Any) -> BlockTable:
-        if block.end - block.first > 1:
-            refused.append(block)
+    def refuse(self: DatasetPlan, client: Any, blocks: Sequence[Block]) -> Iterator[BlockBatches]:
+        if len(blocks) > 1:
+            refused.extend(blocks[:1])
             raise errors.ExhaustedError("too many leases")
-        return read(self, client, block, **options)
+        return read(self, client, blocks)
 
-    monkeypatch.setattr(Selection, "read", refuse)
+    monkeypatch.setattr(DatasetPlan, "read", refuse)
     assert numbers(open_dataset(server, prefetch_blocks=1)) == list(range(ROWS))
     assert len(refused) == 1  # and no more are tried, as each may wait for leases
 
@@ -141,16 +143,90 @@ def test_a_failed_read_of_several_blocks_gives_its_leases_back(tmp_path: Path) -
 def test_a_block_with_other_rows_than_planned_is_an_error(
     server: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Selection.read
+    take = plan._take_rows
 
-    def lose_a_row(self: Selection, *arguments: Any, **options: Any) -> BlockTable:
-        found = read(self, *arguments, **options)
-        is_block = found.table.num_rows == BLOCK_ROWS
-        return found._replace(table=found.table.slice(1)) if is_block else found
+    def lose_a_row(batches: Iterator[Any], rows: int) -> list[Any]:
+        return [batch.slice(1) for batch in take(batches, rows)]
 
-    monkeypatch.setattr(Selection, "read", lose_a_row)
+    monkeypatch.setattr(plan, "_take_rows", lose_a_row)
     with pytest.raises(errors.DatasetError, match=r"record batches 0:1 of shard 0 have 49 rows"):
         numbers(open_dataset(server))
+
+
+SHARD_ROWS = [130, 50, 1, 320, 20, 400]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Serve a dataset of shards with different numbers of rows."""
+    folder, first = tmp_path_factory.mktemp("shards"), 0
+    for index, rows in enumerate(SHARD_ROWS):
+        numbers = pa.table({"n": pa.array(range(first, first + rows), pa.int64())})
+        write_file(folder / f"{index}.arrow", numbers, batch_rows=BLOCK_ROWS)
+        first += rows
+    listen = ["tcp://127.0.0.1:0", "shm://"]
+    with Daemon({"n": folder}, listen=listen, control="grpc://127.0.0.1:0") as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("interleave", [1, 2])
+def test_one_read_crosses_shards(
+    shards: Daemon, reads: list[Block], transport: str, interleave: int
+) -> None:
+    options: dict[str, Any] = {"transport": transport, "prefetch_blocks": 1}
+    dataset = open_dataset(shards, interleave=interleave, **options)
+    expected = numbers(dataset)
+    assert sorted(expected) == list(range(sum(SHARD_ROWS)))
+    assert len(reads) < len(SHARD_ROWS)
+    resumed = open_dataset(shards, interleave=interleave, **options)
+    resumed.load_state_dict(dataset.state_dict(7))
+    assert numbers(resumed) == expected[7 * 20 :]
+
+
+def test_a_filter_leaves_gaps_in_a_read_across_shards(shards: Daemon, reads: list[Block]) -> None:
+    chosen = "(n >= 40 and n < 60) or (n >= 200 and n < 230) or n >= 890"
+    dataset = open_dataset(shards, filter=chosen, prefetch_blocks=1)
+    assert numbers(dataset) == [*range(40, 60), *range(200, 230), *range(890, sum(SHARD_ROWS))]
+    assert len(reads) == 2
+
+
+def test_shards_are_read_one_by_one_where_reading_across_them_fails(
+    shards: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ranges = Selection.open
+    opened: list[int | None] = []
+
+    def refuse(self: Selection, client: Any, shard: int | None, *arguments: Any) -> Any:
+        opened.append(shard)
+        if shard is None:
+            raise errors.InvalidRequestError("name the shard")
+        return open_ranges(self, client, shard, *arguments)
+
+    monkeypatch.setattr(Selection, "open", refuse)
+    assert numbers(open_dataset(shards, prefetch_blocks=1)) == list(range(sum(SHARD_ROWS)))
+    assert opened.count(None) == 1
+
+
+def test_epochs_and_datasets_share_a_connection(
+    server: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, other = open_dataset(server), open_dataset(server, batch_rows=50)
+    KEPT_CLIENTS.close_idle()
+    connect = Servers.connect
+    made: list[AnyClient] = []
+
+    def note(self: Servers) -> AnyClient:
+        made.append(connect(self))
+        return made[-1]
+
+    monkeypatch.setattr(Servers, "connect", note)
+    for each in (dataset, other, dataset):
+        assert numbers(each) == list(range(ROWS))
+    assert len(made) == 1
+    KEPT_CLIENTS.close_idle()
+    with pytest.raises(errors.ClosedError):
+        made[0].info("n")
 
 
 @pytest.mark.parametrize("interleave", [1, 2, 5])
