@@ -150,8 +150,8 @@ test-slow: $(VENV)/deploy-tools ## run the slow tests: Spark, S3, benchmarks, de
 # a folder of wheels has it: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 TORCH ?= torch==2.13.0
 $(VENV)/torch: $(VENV)/installed-test
-	@$(BIN)/python -c 'import torch, torchdata, matplotlib' 2>/dev/null || \
-	    $(PIP) install '$(TORCH)' torchdata matplotlib
+	@$(BIN)/python -c 'import torch, torchdata, matplotlib, soundfile' 2>/dev/null || \
+	    $(PIP) install '$(TORCH)' torchdata matplotlib soundfile
 	@touch $@
 
 # What pages of the documentation use besides PyTorch. The tests name what could not be installed.

@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ from pyspark.sql import types as st
 from ..client.cluster.publication import ShardProgress
 from ..errors import DatasetError, UsageError
 from ..publication.layout import format_data_folder
+from ..publication.table_formats import find_format, refuse_table
 from ..publication.version_store import VersionStore
 from ..transport.tls_options import TlsOptions
 from .dictionaries import dictionary_columns
@@ -56,15 +59,74 @@ _COMPRESSION_SUFFIXES = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
 def read_source(spark: SparkSession, source: str, format: str | None = None) -> DataFrame:
     """Return the rows of a source. Spark raises when it reaches a malformed row.
 
-    The file names give the default of the format. Raises `UsageError` if they do not.
+    The file names give the default of the format. Raises `UsageError` if they do not. Raises
+    `DatasetError` if the source has files of a table whose log states its rows.
     """
-    format = format or detect_format(source)
     if format == "table":
-        return spark.table(source)
+        frame = spark.table(source)
+        if _FILES_AS_TABLE.match(source):
+            _SourceFolders(spark).check_files(frame)
+        return frame
+    folders = _SourceFolders(spark)
+    folders.check(source)
+    format = format or detect_format(source)
     reader = spark.read.option("mode", "FAILFAST")
     if format == "csv":
         reader = reader.option("header", "true").option("inferSchema", "true")
-    return reader.format(format).load(source)
+    frame = reader.format(format).load(source)
+    folders.check_files(frame)
+    return frame
+
+
+_FILES_AS_TABLE = re.compile(r"\s*`?(parquet|csv|json|orc|text|binaryFile)`?\s*\.", re.IGNORECASE)
+"""The name of a table that stands for files, as in parquet.`/data/trips`."""
+
+
+class _SourceFolders:
+    """The folders of a source, in any file system that Spark can read.
+
+    Its methods raise `DatasetError` if a folder is a table whose log states its rows, or is in one.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        session: Any = spark
+        self._jvm = session._jvm
+        self._settings = session._jsparkSession.sessionState().newHadoopConf()
+        self._checked: set[str] = set()
+
+    def check(self, source: str) -> None:
+        """Check the files or folders that match a path, and the folders above."""
+        path = self._jvm.org.apache.hadoop.fs.Path(source)
+        for status in path.getFileSystem(self._settings).globStatus(path) or ():
+            self._check_upward(status.getPath())
+
+    def check_files(self, frame: DataFrame) -> None:
+        """Check the folders of the files of a frame, and those above.
+
+        Below the source, a folder that defines a partition is not itself a table.
+        """
+        for folder in sorted({file.rpartition("/")[0] for file in frame.inputFiles()}):
+            while "=" in folder.rpartition("/")[2]:
+                folder = folder.rpartition("/")[0]
+            self._check_upward(self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(folder)))
+
+    def _check_upward(self, path: Any) -> None:
+        files = path.getFileSystem(self._settings)
+        path = files.makeQualified(path)
+        while path is not None and (location := path.toString()) not in self._checked:
+            self._checked.add(location)
+            format = find_format(partial(self._has_files, files, path))
+            if format is not None:
+                raise refuse_table(location.removeprefix("file:"), format)
+            path = path.getParent()
+
+    def _has_files(self, files: Any, root: Any, folder: str, suffix: str) -> bool:
+        path = self._jvm.org.apache.hadoop.fs.Path(root, folder)
+        if not files.exists(path):
+            return False
+        return not suffix or any(
+            status.getPath().getName().endswith(suffix) for status in files.listStatus(path)
+        )
 
 
 def detect_format(source: str) -> str:

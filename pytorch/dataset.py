@@ -128,10 +128,11 @@ class StreamDataset(StepDataset):
     categories : mapping of str to sequence, optional
         All values of dictionary columns. The default are those of the first record batch of each
         shard.
-    decode : {"image"} or mapping of str to {"image"}, optional
-        Decodes the images in all binary columns, or in those of a mapping such as
-        ``{"picture": "image"}``, with torchvision or else Pillow. A column becomes a list of
-        tensors of uint8: channels (RGB), height, width. A null is an image without pixels.
+    decode : {"image", "audio"} or mapping of str to {"image", "audio"}, optional
+        Decodes all binary columns, or those of a mapping such as ``{"picture": "image"}``. A null
+        has no pixels or samples. ``image`` makes lists of tensors of uint8, channels (RGB), height,
+        width, with torchvision or else Pillow. ``audio`` makes lists of tensors of float32,
+        channels, samples, and a tensor ``NAME.sample_rate``, with soundfile.
     transform : callable, optional
         Receives each ``pyarrow.RecordBatch``, and returns the one to convert.
     collate : callable, optional

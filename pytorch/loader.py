@@ -408,12 +408,13 @@ class StepDataset(_IterableDataset):
         return WatchedLoader(self._telemetry, loader, lambda: self.epoch)
 
     def export_metrics(self, registry: Any = None, *, name: str = "") -> None:
-        """Add the metrics to a registry of ``prometheus_client``. It needs the extra ``http``.
+        """Add the metrics to Prometheus, by the extra ``http``, or to OpenTelemetry.
 
         Parameters
         ----------
-        registry : CollectorRegistry, optional
-            The registry. `None` takes the default one.
+        registry : CollectorRegistry, MeterProvider or Meter, optional
+            The registry of ``prometheus_client``, or the meter or its provider of OpenTelemetry.
+            `None` takes the default registry.
         name : str
             The label ``loader``, which distinguishes several datasets of a process. Another dataset
             of the same name and rank takes the place of this one.

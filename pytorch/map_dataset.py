@@ -187,10 +187,9 @@ class MapDataset(_MapDatasetBase):
     categories : mapping of str to sequence, optional
         All values of dictionary columns. The default are those of the first record batch of each
         shard.
-    decode : {"image"} or mapping of str to {"image"}, optional
-        Decodes the images in all binary columns, or in those of a mapping such as
-        ``{"picture": "image"}``; see `StreamDataset`. Each is a tensor, so loaders stack images of
-        one size.
+    decode : {"image", "audio"} or mapping of str to {"image", "audio"}, optional
+        Decodes all binary columns, or those of a mapping such as ``{"picture": "image"}``; see
+        `StreamDataset`. Each image or sound is a tensor, so loaders stack those of one size.
     transform : callable, optional
         Receives the ``pyarrow.RecordBatch`` with the rows of each request, and returns one with as
         many rows to convert.

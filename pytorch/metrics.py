@@ -8,11 +8,13 @@ and each row has one writer, so nothing needs a lock.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from time import perf_counter
 from types import TracebackType
@@ -399,6 +401,8 @@ class Telemetry:
                 wait = arrived - requested
                 counts[find_bucket(wait)] += 1
                 loop.wait_seconds += wait
+                for instruments in _INSTRUMENTS.get(self, ()):
+                    instruments.add_wait(self, wait)
                 yield batch
                 del batch  # its memory may be leased
                 requested = perf_counter()
@@ -480,48 +484,83 @@ _HELP: dict[str, str] = {
     "block_hits": "Uses of a block that was read for an earlier batch.",
     "retries": "Reads that were started again, or continued over a new connection.",
     "errors": "Iterations that ended with an exception.",
+    "stage_seconds": "Seconds by stage, added up over threads.",
+    "busy_seconds": "Seconds between a batch and the request for the next one.",
 }
+_BY_RANK = ("loader", "rank")
+_BY_WORKER = (*_BY_RANK, "worker")
+_LABELS = {"stage_seconds": (*_BY_WORKER, "stage"), "busy_seconds": _BY_RANK}
+"""The labels of figures other than `_BY_WORKER`."""
 _PREFIX = "splitarrow_loader_"
+_METER = "splitarrow.loader"
+_WAIT_HELP = "Time that the training loop waited for a batch."
+_UNITS = {"seconds": "s", "bytes": "By"}
+"""The units of OpenTelemetry by the last word of a figure. Others are counts."""
+Labels = dict[str, str]
 
 
-class _Collector:
-    """Collects the metrics of all datasets that are exported to one registry."""
+class _Exported:
+    """The datasets that are exported together."""
 
     def __init__(self) -> None:
-        self.exported: dict[tuple[str, int], Telemetry] = {}
-        """The datasets by their name and rank."""
+        self._datasets: dict[tuple[str, int], Telemetry] = {}
+
+    def add(self, name: str, telemetry: Telemetry) -> None:
+        """Add a dataset, in place of that of its name and rank."""
+        self._datasets[name, telemetry.rank] = telemetry
+
+    def collect_metrics(self) -> list[tuple[Labels, LoaderMetrics]]:
+        """Return the labels and the metrics of each dataset."""
+        return [(_make_labels(key), each.collect()) for key, each in list(self._datasets.items())]
+
+    def find_labels(self, telemetry: Telemetry) -> list[Labels]:
+        """Return the labels under which a dataset is exported."""
+        return [
+            _make_labels(key) for key, each in list(self._datasets.items()) if each is telemetry
+        ]
+
+
+def _make_labels(key: tuple[str, int]) -> Labels:
+    return {"loader": key[0], "rank": str(key[1])}
+
+
+def _list_values(
+    figure: str, found: Iterable[tuple[Labels, LoaderMetrics]]
+) -> Iterator[tuple[Labels, float]]:
+    """Yield the values of a figure of `_HELP`, each with its labels."""
+    for labels, metrics in found:
+        if figure == "busy_seconds":
+            yield labels, metrics.loop.busy_seconds
+            continue
+        for one in metrics.workers:
+            worker = {**labels, "worker": "trainer" if one.worker is None else str(one.worker)}
+            if figure == "stage_seconds":
+                for stage, seconds in one.seconds.items():
+                    yield {**worker, "stage": stage}, seconds
+            else:
+                yield worker, getattr(one, figure)
+
+
+class _Collector(_Exported):
+    """Collects the metrics of all datasets that are exported to one registry of Prometheus."""
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics as families of prometheus_client."""
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
-        found = [(name, each.collect()) for (name, _), each in list(self.exported.items())]
-        by_worker = [
-            ([name, str(metrics.rank), "trainer" if one.worker is None else str(one.worker)], one)
-            for name, metrics in found
-            for one in metrics.workers
-        ]
-        labels = ["loader", "rank", "worker"]
-        for name, text in _HELP.items():
-            family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=labels)
-            for values, worker in by_worker:
-                family.add_metric(values, getattr(worker, name))
+        found = self.collect_metrics()
+        for figure, text in _HELP.items():
+            names = _LABELS.get(figure, _BY_WORKER)
+            family = CounterMetricFamily(f"{_PREFIX}{figure}", text, labels=names)
+            for labels, value in _list_values(figure, found):
+                family.add_metric([labels[name] for name in names], value)
             yield family
-        text = "Seconds by stage, added up over threads."
-        family = CounterMetricFamily(f"{_PREFIX}stage_seconds", text, labels=[*labels, "stage"])
-        for values, worker in by_worker:
-            for stage, seconds in worker.seconds.items():
-                family.add_metric([*values, stage], seconds)
-        yield family
-        text = "Seconds between a batch and the request of the training loop for the next one."
-        family = CounterMetricFamily(f"{_PREFIX}busy_seconds", text, labels=labels[:2])
-        text = "Time that the training loop waited for a batch."
-        waits = HistogramMetricFamily(f"{_PREFIX}wait_seconds", text, labels=labels[:2])
-        for name, metrics in found:
-            values, loop = [name, str(metrics.rank)], metrics.loop
-            family.add_metric(values, loop.busy_seconds)
+        waits = HistogramMetricFamily(f"{_PREFIX}wait_seconds", _WAIT_HELP, labels=_BY_RANK)
+        for labels, metrics in found:
+            loop = metrics.loop
+            values = [labels[name] for name in _BY_RANK]
             waits.add_metric(values, _list_buckets(loop.counts), loop.wait_seconds)
-        yield from (family, waits)
+        yield waits
 
 
 def _list_buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
@@ -531,14 +570,55 @@ def _list_buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
     return [*buckets, ("+Inf", float(ends[-1]))]
 
 
-_COLLECTORS: WeakKeyDictionary[Any, _Collector] = WeakKeyDictionary()
+class _Instruments(_Exported):
+    """The instruments of OpenTelemetry for all datasets that are exported to one meter.
+
+    The workers of a loader do not export. Their figures are those of the trainer.
+    """
+
+    def __init__(self, meter: Any) -> None:
+        super().__init__()
+        self._process = os.getpid()
+        for figure, text in _HELP.items():
+            unit = _UNITS.get(figure.rpartition("_")[2], "1")
+            callbacks = [partial(self._observe, figure)]
+            meter.create_observable_counter(f"{_METER}.{figure}", callbacks, unit, text)
+        self._waits = meter.create_histogram(
+            f"{_METER}.wait_seconds",
+            "s",
+            _WAIT_HELP,
+            explicit_bucket_boundaries_advisory=_EXPORTED_BOUNDS,
+        )
+
+    def _observe(self, figure: str, _options: Any) -> Iterator[Any]:
+        from opentelemetry.metrics import Observation
+
+        found = self.collect_metrics() if os.getpid() == self._process else ()
+        for labels, value in _list_values(figure, found):
+            yield Observation(value, labels)
+
+    def add_wait(self, telemetry: Telemetry, seconds: float) -> None:
+        """Add a wait of a training loop to the histogram, which no snapshot can fill."""
+        if os.getpid() == self._process:
+            for labels in self.find_labels(telemetry):
+                self._waits.record(seconds, labels)
+
+
+_COLLECTORS: WeakKeyDictionary[Any, _Exported] = WeakKeyDictionary()
+"""What is exported to each registry, meter or meter provider."""
+_INSTRUMENTS: WeakKeyDictionary[Telemetry, tuple[_Instruments, ...]] = WeakKeyDictionary()
+"""The instruments that need each wait."""
 
 
 def export_metrics(telemetry: Telemetry, name: str, registry: Any = None) -> None:
     """Add the metrics of a dataset to a registry, in place of those of its name and rank.
 
-    Raises `MissingExtraError` if prometheus_client is not installed.
+    `registry` may be a meter or a meter provider of OpenTelemetry. Raises `MissingExtraError` if it
+    is None and prometheus_client is not installed.
     """
+    if hasattr(registry, "get_meter") or hasattr(registry, "create_observable_counter"):
+        _export_to_meter(telemetry, name, registry)
+        return
     try:
         from prometheus_client import REGISTRY
     except ImportError:
@@ -550,4 +630,14 @@ def export_metrics(telemetry: Telemetry, name: str, registry: Any = None) -> Non
     if collector is None:
         collector = _COLLECTORS[registry] = _Collector()
         registry.register(collector)
-    collector.exported[name, telemetry.rank] = telemetry
+    collector.add(name, telemetry)
+
+
+def _export_to_meter(telemetry: Telemetry, name: str, target: Any) -> None:
+    instruments = _COLLECTORS.get(target)
+    if not isinstance(instruments, _Instruments):
+        meter = target.get_meter("splitarrow.pytorch") if hasattr(target, "get_meter") else target
+        instruments = _COLLECTORS[target] = _Instruments(meter)
+    instruments.add(name, telemetry)
+    others = _INSTRUMENTS.get(telemetry, ())
+    _INSTRUMENTS[telemetry] = tuple({*others, instruments})

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ..errors import InvalidDataError, MissingExtraError, UsageError, install_hint
 from ..formats.arrow.message import parse_prefix
 from ..formats.arrow.schema import find_schema
-from .decoding import DECODERS, decode_images, find_image_decoder
+from .decoding import FINDERS, decode_audio, decode_images
 from .plan import Categories
 
 
@@ -61,7 +61,7 @@ class TensorOptions:
     strings: Strings = "list"
     """``list`` makes lists of texts, ``bytes`` tensors of bytes and offsets."""
     decode: Decode | None = None
-    """``image`` decodes the images in binary columns: in all of them, or in those of a mapping."""
+    """``image`` and ``audio`` decode binary columns: all of them, or those of a mapping."""
 
     def __post_init__(self) -> None:
         for name, choices in (("on_null", OnNull), ("strings", Strings)):
@@ -72,16 +72,19 @@ class TensorOptions:
         if decode is None:
             return
         kinds = {decode} if isinstance(decode, str) else set(decode.values())
-        if not kinds or not kinds.issubset(DECODERS):
+        if not kinds or not kinds.issubset(FINDERS):
             raise UsageError(
-                f"decode is {decode!r}; expected 'image', or a mapping such as "
+                f"decode is {decode!r}; expected 'image', 'audio', or a mapping such as "
                 "{'picture': 'image'}"
             )
-        find_image_decoder()
+        for kind in kinds:
+            FINDERS[kind]()
 
-    def decodes(self, name: str) -> bool:
-        """Return whether the values of a binary column are decoded."""
-        return self.decode is not None and (isinstance(self.decode, str) or name in self.decode)
+    def find_decoder(self, name: str) -> str | None:
+        """Return what the values of a binary column are decoded as; None if they are not."""
+        if self.decode is None or isinstance(self.decode, str):
+            return self.decode
+        return self.decode.get(name)
 
 
 def convert_batch(batch: pa.RecordBatch, options: TensorOptions, categories: Categories) -> Tensors:
@@ -141,6 +144,8 @@ def _split_column(
             yield key, values if offsets is None else _split(values, offsets)
     else:
         yield name, _split(tensors[name], offsets)
+        if options.find_decoder(name) == "audio" and name in _list_binary(field):
+            yield _name_rates(name), _split(tensors[_name_rates(name)], offsets)
     if options.on_null == "mask" and field.nullable:
         yield f"{name}.mask", _split(tensors[f"{name}.mask"], offsets)
 
@@ -261,8 +266,14 @@ class _Converter:
 
     def _texts(self, name: str, array: Any, level: int) -> Iterator[tuple[str, Any]]:
         is_binary = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
-        if is_binary and self._options.decodes(name):
+        decoder = self._options.find_decoder(name) if is_binary else None
+        if decoder == "image":
             yield name, decode_images(name, array)
+            return
+        if decoder == "audio":
+            samples, rates = decode_audio(name, array)
+            yield name, samples
+            yield _name_rates(name), rates
             return
         if self._options.strings == "list":
             empty = b"" if "binary" in str(array.type) else ""
@@ -311,6 +322,11 @@ class _Converter:
 def name_offsets(name: str, level: int) -> str:
     """Return the name of the offsets of a column's lists, which are in `level` lists of others."""
     return f"{name}.offsets.{level}" if level else f"{name}.offsets"
+
+
+def _name_rates(name: str) -> str:
+    """Return the name of the sample rates of a column's audio."""
+    return f"{name}.sample_rate"
 
 
 def _flatten(array: Any) -> tuple[Any, Any]:

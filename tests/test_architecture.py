@@ -132,7 +132,7 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "publication": [
         {"atomic_files", "layout", "patterns"},
-        {"manifest", "storage"},
+        {"manifest", "storage", "table_formats"},
         {"column_ranges", "locks"},
         {"shard_files"},
         {"version_store"},

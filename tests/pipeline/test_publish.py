@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import trustme
+from deltalake import DeltaTable, write_deltalake
 from pyarrow import csv, orc
 
 import splitarrow
@@ -78,6 +79,37 @@ def test_the_format_is_detected_by_file_names(tmp_path):
     (tmp_path / "x.parquet").touch()
     with pytest.raises(errors.UsageError, match="it has files of csv and parquet"):
         detect_format(str(tmp_path))
+
+
+def test_the_files_of_a_delta_table_are_refused(spark, table, tmp_path):
+    lake = tmp_path / "a lake"
+    write_deltalake(lake / "trips", table.slice(0, 4), partition_by=["group"])
+    DeltaTable(lake / "trips").delete("id > 0")
+    (tmp_path / "other").mkdir()
+    pq.write_table(table, tmp_path / "other" / "x.parquet")
+
+    def publish_from(source, format):
+        return publish(spark, PublishJob(str(source), "trips", [str(tmp_path)], format=format))
+
+    sources = [(lake, "parquet"), (lake / "t*", "parquet"), (lake / "trips", None)]
+    sources += [(lake / "trips" / name, "parquet") for name in ("", "group=g1", "*/*.parquet")]
+    for source, format in [*sources, (f"parquet.`{lake}/trips`", "table")]:
+        with pytest.raises(errors.DatasetError, match=f"{lake}/trips is a Delta table, and its"):
+            publish_from(source, format)
+    assert not (tmp_path / "trips").exists()
+    (result,) = publish_from(tmp_path / "o*", "parquet")
+    assert result.rows == ROWS
+
+
+def test_the_files_of_an_iceberg_table_are_refused(spark, table, tmp_path):
+    (tmp_path / "trips" / "data").mkdir(parents=True)
+    (tmp_path / "trips" / "metadata").mkdir()
+    (tmp_path / "trips" / "metadata" / "v1.metadata.json").touch()
+    pq.write_table(table, tmp_path / "trips" / "data" / "x.parquet")
+    for name in ("", "data", "data/*.parquet"):
+        job = PublishJob(str(tmp_path / "trips" / name), "x", [str(tmp_path)], format="parquet")
+        with pytest.raises(errors.DatasetError, match="trips is an Apache Iceberg table, and its"):
+            publish(spark, job)
 
 
 def test_rows_are_filtered_selected_cast_and_sorted(spark, source, tmp_path):

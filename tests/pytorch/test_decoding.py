@@ -184,9 +184,9 @@ def test_torchvision_decodes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("decode", "message"),
     [
-        ("video", "decode is 'video'; expected 'image', or a mapping such as"),
-        ({"same": "audio"}, "expected 'image', or a mapping such as"),
-        ({}, "expected 'image', or a mapping such as"),
+        ("video", "decode is 'video'; expected 'image', 'audio', or a mapping such as"),
+        ({"same": "sound"}, "expected 'image', 'audio', or a mapping such as"),
+        ({}, "expected 'image', 'audio', or a mapping such as"),
         ({"n": "image", "same": "image"}, "decode has n: not a binary column"),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_dataset_without_binary_columns_is_refused(server: Daemon) -> None:
 
 
 def test_the_error_names_what_to_install() -> None:
-    assert TensorOptions(decode="image").decodes("x")
+    assert TensorOptions(decode="image").find_decoder("x") == "image"
     program = (
         "import sys; sys.modules['PIL'] = None\n"
         "from splitarrow.pytorch.tensors import TensorOptions\n"

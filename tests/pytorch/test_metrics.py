@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import pickle
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import accumulate
 from time import thread_time
 from typing import Any
 
@@ -17,6 +19,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_open_metrics
 from prometheus_client.openmetrics.parser import (
@@ -42,6 +46,7 @@ from splitarrow.pytorch.plan import Block, BlockBatches, DatasetPlan
 from splitarrow.testing import Daemon
 from splitarrow.transport import registry, tcp
 
+torch: Any = import_module("torch")
 data: Any = import_module("torch.utils.data")
 
 pytestmark = [
@@ -558,3 +563,88 @@ def test_an_export_names_the_extra_that_it_needs(
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(errors.MissingExtraError, match=r"splitarrow\[http\]"):
         open_dataset(server).export_metrics()
+
+
+def read_points(reader: InMemoryMetricReader) -> dict[tuple[str, str], dict[Any, Any]]:
+    """Return the points that OpenTelemetry exports by name and unit, and by attributes."""
+    found: dict[tuple[str, str], dict[Any, Any]] = {}
+    exported: Any = reader.get_metrics_data()
+    for resource in exported.resource_metrics if exported else ():
+        for scope in resource.scope_metrics:
+            assert scope.scope.name == "splitarrow.pytorch"
+            for metric in scope.metrics:
+                points = metric.data.data_points
+                by_attributes = {frozenset(each.attributes.items()): each for each in points}
+                assert len(by_attributes) == len(points)
+                found[metric.name, metric.unit] = by_attributes
+    return found
+
+
+@pytest.mark.parametrize("takes", ["provider", "meter"])
+def test_opentelemetry_gets_the_figures_of_a_scrape(server: Daemon, takes: str) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    target = provider if takes == "provider" else provider.get_meter("splitarrow.pytorch")
+    registry = CollectorRegistry(auto_describe=True)
+    training = open_dataset(server, rank=1, world_size=2)
+    validation = open_dataset(server, "more")
+    for exporter in (target, registry):
+        training.export_metrics(exporter)
+        training.export_metrics(exporter)
+        validation.export_metrics(exporter, name="validation")
+    list(training.watch(load(training, 2)))
+    list(validation)
+    points = read_points(reader)
+    for name, samples in export(registry).items():
+        figure = name.removeprefix("splitarrow_loader_")
+        unit = {"seconds": "s", "bytes": "By"}.get(figure.rpartition("_")[2], "1")
+        found = points.pop((f"splitarrow.loader.{figure}", unit))
+        if figure != "wait_seconds":
+            values = {attributes: point.value for attributes, point in found.items()}
+            assert values == {frozenset(each.labels.items()): each.value for each in samples}
+            continue
+        for attributes, point in found.items():
+            ends = [0.0, *accumulate(point.bucket_counts)]
+            rank = dict(attributes)["rank"]
+            own = [each for each in samples if each.labels["rank"] == rank]
+            waits = {float(each.labels["le"]): each.value for each in own if "le" in each.labels}
+            assert dict(zip([*point.explicit_bounds, math.inf], ends[1:], strict=True)) == waits
+            (total,) = [each.value for each in own if each.name.endswith("_sum")]
+            assert point.sum == pytest.approx(total)
+    assert not points
+    provider.shutdown()
+
+
+def test_a_later_dataset_takes_the_place_of_an_earlier_one_in_opentelemetry(server: Daemon) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    first, second = open_dataset(server, "more"), open_dataset(server, "more", batch_rows=100)
+    for dataset in (first, second):
+        dataset.export_metrics(provider)
+    list(first)
+    list(second)
+    points = read_points(reader)
+    (steps,) = points["splitarrow.loader.steps", "1"].values()
+    (waits,) = points["splitarrow.loader.wait_seconds", "s"].values()
+    assert steps.value == waits.count == len(second) == 20
+    provider.shutdown()
+
+
+def test_a_forked_worker_exports_nothing(server: Daemon) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    shared = torch.zeros(2, dtype=torch.int64).share_memory_()
+
+    def collect(batch: pa.RecordBatch) -> pa.RecordBatch:
+        shared[0] += 1
+        shared[1] += len(read_points(reader))
+        return batch
+
+    dataset = open_dataset(server, "more", transform=collect)
+    dataset.export_metrics(provider)
+    list(dataset.watch(load(dataset, 1)))
+    calls, points = shared.tolist()
+    assert calls
+    assert points == 0
+    assert read_points(reader)
+    provider.shutdown()

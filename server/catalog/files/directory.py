@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -27,6 +27,13 @@ from ....formats.parquet.variant.arrow_fields import drop_description
 from ....protocol.request import Request
 from ....publication.patterns import compile_pattern, split_pattern
 from ....publication.storage import ObjectStorage
+from ....publication.table_formats import (
+    check_folders,
+    find_format,
+    find_tables,
+    list_parents,
+    refuse_table,
+)
 from ....transport.memory.files import open_beneath
 from ..dataset import (
     Encoding,
@@ -69,7 +76,7 @@ class Listing(ABC):
 
         Files and folders whose names begin with ``.`` or ``_`` are ignored, except for folders
         that define a partition, such as ``_day=1``. Raises `DatasetError` if a folder or the object
-        store cannot be read.
+        store cannot be read, or a file belongs to a table whose log states its rows.
         """
 
     def expire(self) -> None:  # noqa: B027
@@ -90,7 +97,8 @@ class FolderListing(Listing):
     def list_files(self) -> Sequence[FileOrigin]:
         """Return the files; see `Listing.list_files`."""
         root = self._path
-        files = _walk(root, root if self._confines else None, ())
+        files = list(_walk(root, root if self._confines else None, ()))
+        check_folders(str(path.parent) for path in files)
         return [_relate(path, root, confines=self._confines) for path in files]
 
 
@@ -118,6 +126,7 @@ class PatternListing(Listing):
             if not is_hidden(name):
                 for file in _walk(path, folder, ()) if path.is_dir() else [path]:
                     found.setdefault(file, _relate(file, self._root, confines=self._confines))
+        check_folders(str(path.parent) for path in found)
         return list(found.values())
 
 
@@ -141,6 +150,7 @@ class ObjectListing(Listing):
         self._lock = threading.Lock()
         self._listed_at = float("-inf")
         self._files: Sequence[FileOrigin] = ()
+        self._is_above_checked = False
 
     def list_files(self) -> Sequence[FileOrigin]:
         """Return the objects; see `Listing.list_files`."""
@@ -157,15 +167,41 @@ class ObjectListing(Listing):
             self._listed_at = float("-inf")
 
     def _list_objects(self) -> Sequence[FileOrigin]:
+        every = self._storage.list_objects("")
         entries = [
             entry
-            for entry in self._storage.list_objects("")
+            for entry in every
             if not is_hidden(entry.name) and (self._matches is None or self._matches(entry.name))
         ]
+        if entries:
+            self._check_above()
+        tables = find_tables(entry.name for entry in every)
+        for entry in entries if tables else ():
+            for folder in list_parents(entry.name):
+                if folder in tables:
+                    location = f"{self._storage.location}/{folder}".rstrip("/")
+                    raise refuse_table(location, tables[folder])
         # A listing has the markers that some tools create for folders.
         entries = [entry for entry in entries if entry.nbytes or not entry.name.endswith("/")]
         entries.sort(key=lambda entry: _key(entry.name))
         return [ObjectOrigin(self._storage, entry) for entry in entries]
+
+    def _check_above(self) -> None:
+        """Raise `DatasetError` if the prefix is in a table."""
+        scheme, _, name = self._storage.location.partition("://")
+        for folder in () if self._is_above_checked else list_parents(name):
+            if not folder:
+                break
+            above = ObjectStorage(f"{scheme}://{folder}")
+
+            def has_files(folder: str, suffix: str, above: ObjectStorage = above) -> bool:
+                with suppress(DatasetError):  # the credentials may be for the prefix alone
+                    return any(e.name.endswith(suffix) for e in above.list_objects(folder))
+                return False
+
+            if (format := find_format(has_files)) is not None:
+                raise refuse_table(above.location, format)
+        self._is_above_checked = True
 
     def _find_single(self) -> Sequence[FileOrigin]:
         """Return the object that the URL names."""

@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, convert_to_deltalake, write_deltalake
 
 import splitarrow
 from helpers.catalog import read_dataset
 from helpers.daemons import StartDaemon
+from helpers.files import write_parquet
 from helpers.sources import encode_filter
 from splitarrow.errors import DatasetError, MissingExtraError, RemoteError
 from splitarrow.server.catalog import delta as delta
@@ -114,6 +115,37 @@ def test_a_table_without_files_has_no_rows(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path)
     assert (dataset.rows, len(dataset.shards)) == (0, 1)
     assert read_dataset(dataset, shard=0).table.to_pylist() == []
+
+
+def test_a_listing_refuses_the_files_of_a_table(tmp_path: Path) -> None:
+    table = pa.table({"n": [0, 1, 2, 3], "p": ["a", "a", "b", "b"]})
+    for name, options in (("plain", {}), ("parts", {"partition_by": ["p"]})):
+        write_deltalake(tmp_path / "lake" / name, table, **options)
+        DeltaTable(tmp_path / "lake" / name).delete("n > 0")
+        (tmp_path / name).symlink_to(tmp_path / "lake" / name)
+        assert open_dataset(tmp_path / name).rows == 1
+    for place in ("lake", "lake/pl*", "*/plain/*.parquet", "lake/**/*.parquet", "lake/parts/p=b"):
+        location = str(tmp_path / place)
+        with pytest.raises(DatasetError, match=r"^\S+/lake/(plain|parts) is a Delta table, and"):
+            open_dataset(location, follow_symlinks=True)
+    for pattern in ("plain/*.parquet", "parts/*/*.parquet"):
+        with pytest.raises(DatasetError, match=r"convert \S+/(plain|parts) itself, or give Spark"):
+            open_dataset(str(tmp_path / pattern), follow_symlinks=True)
+    file = next((tmp_path / "plain").glob("*.parquet"))
+    assert open_dataset(file).rows in (1, 4)  # a file that is named is read as it is
+    write_deltalake(tmp_path / "all", table)
+    dataset = open_dataset(tmp_path / "all" / "_delta_log" / "..")
+    assert dataset.rows == 4
+
+
+def test_a_folder_that_becomes_a_table_is_not_read_on(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", pa.table({"n": [0, 1]}))
+    dataset = open_dataset(tmp_path)
+    assert read_dataset(dataset).rows == 2
+    convert_to_deltalake(tmp_path)
+    DeltaTable(tmp_path).delete("n = 0")
+    with pytest.raises(DatasetError, match="is a Delta table, and its files also have rows that"):
+        read_dataset(dataset)
 
 
 def test_a_missing_data_file_is_an_error_and_not_a_shorter_result(tmp_path: Path) -> None:

@@ -92,6 +92,24 @@ def test_a_folder_and_its_pattern_have_one_order_folder_by_folder(tmp_path: Path
     assert read_dataset(open_dataset(f"{tmp_path}/**/*.arrow")).batches == ALL
 
 
+@pytest.mark.parametrize(
+    "log", ["metadata/v1.metadata.json", ".hoodie/hoodie.properties", "_splitarrow/versions/1.json"]
+)
+def test_the_files_of_a_table_are_refused(tmp_path: Path, log: str) -> None:
+    files = write_files(tmp_path / "lake" / "trips" / "data")
+    write_files(tmp_path / "lake" / "others")
+    assert open_dataset(files).rows
+    (tmp_path / "lake" / "trips" / log).parent.mkdir(parents=True)
+    (tmp_path / "lake" / "trips" / log).touch()
+    (tmp_path / "link").symlink_to(tmp_path / "lake")
+    places = (files, files.parents[1], f"{tmp_path}/lake/*", f"{files}/*.arrow", tmp_path / "link")
+    for place in places:
+        with pytest.raises(DatasetError, match="and its files also have rows that were removed"):
+            open_dataset(place)
+    assert open_dataset(tmp_path / "lake" / "others").rows
+    assert open_dataset(f"{tmp_path}/lake/o*").rows
+
+
 def test_files_of_different_types_are_reencoded_if_their_schema_messages_differ(
     tmp_path: Path,
 ) -> None:

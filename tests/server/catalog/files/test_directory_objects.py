@@ -107,6 +107,18 @@ def test_objects_of_every_type_are_read_in_the_order_of_their_names(
     assert read_dataset(dataset, offset=95).table == expected.slice(95)
 
 
+@pytest.mark.parametrize("log", ["_delta_log/0.json", "metadata/v1.metadata.json"])
+def test_the_objects_of_a_table_are_refused(prefix: str, put: Put, log: str) -> None:
+    put("trips/data/p=1/a.parquet", texts(0))
+    put("others/a.parquet", texts(0))
+    put(f"trips/{log}", texts(0))
+    for place in ("", "/*/*", "/trips", "/trips/data", "/trips/data/p=1", "/trips/*/*/*.parquet"):
+        with pytest.raises(DatasetError, match=r"/trips is an? [\w ]+ table, and its files also"):
+            open_objects(f"{prefix}{place}")
+    for place in ("/others", "/o*/*.parquet", "/*/a.parquet", "/trips/data/p=1/a.parquet"):
+        assert open_objects(f"{prefix}{place}").rows == 40
+
+
 def test_a_pattern_selects_objects_and_a_url_may_name_one(prefix: str, put: Put) -> None:
     put("year=2025/a.parquet", texts(0))
     put("year=2026/a.parquet", texts(100))
