@@ -21,7 +21,7 @@ __all__ = ["Daemon"]
 
 _POLL_SECONDS = 0.01
 _LOG_TAIL = 2000
-_COMMAND = (sys.executable, "-P", "-m", "splitarrow", "serve")
+_COMMAND = (sys.executable, "-P", "-m", "splitarrow")
 _FREE_PORT = re.compile(r":0(?=[/?]|$)")
 
 
@@ -45,6 +45,8 @@ class Daemon:
         `environment` and the configuration file select.
     control : str, optional
         The URI of the control plane, as in ``grpc://127.0.0.1:0``. None disables it.
+    upstream : str, optional
+        The control plane that the daemon relays. It then runs ``splitarrow relay``.
     arguments : sequence of str
         More arguments of ``splitarrow serve``.
     environment : mapping, optional
@@ -75,6 +77,7 @@ class Daemon:
         *,
         listen: Sequence[str] = ("tcp://127.0.0.1:0",),
         control: str | None = None,
+        upstream: str | None = None,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         folder: str | os.PathLike[str] | None = None,
@@ -85,6 +88,7 @@ class Daemon:
         self._listen = list(listen)
         self._control = control
         self._arguments = [
+            *(["serve"] if upstream is None else ["relay", upstream]),
             *(f"{name}={os.fspath(path)}" for name, path in (datasets or {}).items()),
             *_list_options(settings),
             *arguments,

@@ -108,6 +108,7 @@ class CommandEntry(NamedTuple):
 
 COMMANDS = {
     "serve": CommandEntry("serve", "Serve datasets until SIGTERM or Ctrl-C."),
+    "relay": CommandEntry("relay", "Serve the datasets of other servers, and cache their shards."),
     "ls": CommandEntry("datasets", "List the datasets that you can read."),
     "info": CommandEntry("datasets", "Show the columns, size and locations of a dataset."),
     "fetch": CommandEntry("fetch", "Fetch a dataset into a file, or preview it."),

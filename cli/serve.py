@@ -130,7 +130,7 @@ def _shorten(uri: str, name: str) -> str:
         return uri
 
 
-def _parameters() -> Iterator[Parameter]:
+def list_setting_parameters() -> Iterator[Parameter]:
     """Yield the parameters of the command: the datasets, the settings and ``--config``."""
     for declaration in declarations(Settings):
         if declaration.name == "datasets":
@@ -175,7 +175,7 @@ def _setting_option(declaration: Declaration) -> Any:
     )
 
 
-@with_parameters(_parameters())
+@with_parameters(list_setting_parameters())
 def serve(datasets: list[str] | None, config: Path | None, **options: Any) -> int:
     """Serve datasets until SIGTERM or Ctrl-C.
 
@@ -195,7 +195,7 @@ def serve(datasets: list[str] | None, config: Path | None, **options: Any) -> in
         raise UsageError("nothing to serve: name a dataset, as in flights=flights.arrow")
     from ..server.process import serve_process
 
-    return serve_process(configuration, print_banner if _shows_banner(settings) else None)
+    return serve_process(configuration, print_banner if shows_banner(settings) else None)
 
 
 def parse_datasets(arguments: list[str]) -> dict[str, str]:
@@ -219,7 +219,7 @@ def parse_datasets(arguments: list[str]) -> dict[str, str]:
     return paths
 
 
-def _shows_banner(settings: Settings) -> bool:
+def shows_banner(settings: Settings) -> bool:
     """Return whether a person reads the output; a program reads the log and the ready file."""
     if settings.log_format == "auto":
         return is_terminal(sys.stdout)

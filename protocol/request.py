@@ -17,7 +17,9 @@ from ..errors import InvalidRequestError
 AUTO = "auto"
 """The compression that the server chooses for the link, and changes while it sends."""
 COMPRESSIONS = ("none", "lz4", "zstd", AUTO)
-FORMATS = ("arrow", "vortex")
+FILE = "file"
+"""The format that sends the file of a shard as it is stored, as a column of bytes."""
+FORMATS = ("arrow", "vortex", FILE)
 SIGNED_PREFIX = b"sa1."
 """The first bytes of a signed ticket. Only the server that issued it can read it."""
 MAX_FILTER_CHARS = 44 << 10
@@ -53,7 +55,8 @@ class Request:
     """The compression of bodies: ``none``, ``lz4``, ``zstd`` or ``auto``. None sends them
     unchanged."""
     format: str | None = None
-    """The format of the messages: ``arrow``, which is the default, or ``vortex``."""
+    """The format of the messages: ``arrow``, which is the default, ``vortex``, or ``file``, which
+    is the file of a shard of a published dataset, as a column of bytes."""
     filter: str | None = None
     """The rows to send: a Substrait extended expression, or bounding boxes in JSON, in base64url.
     None selects all. The filter is not parsed here."""

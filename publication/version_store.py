@@ -61,9 +61,9 @@ class VersionStore:
 
     Parameters
     ----------
-    location : str or path-like
-        The location of the dataset, which need not exist yet: a path, or a URL with the scheme
-        ``file``, ``s3``, ``gs`` or ``az``.
+    location : str, path-like or Storage
+        The location of the dataset, which need not exist yet: a path, a URL with the scheme
+        ``file``, ``s3``, ``gs`` or ``az``, or a storage.
     follow_symlinks : bool
         Whether symbolic links may lead out of a local folder.
 
@@ -90,8 +90,14 @@ class VersionStore:
     ([1], 2)
     """
 
-    def __init__(self, location: str | os.PathLike[str], *, follow_symlinks: bool = True) -> None:
-        self.storage: Storage = open_storage(location, follow_symlinks=follow_symlinks)
+    def __init__(
+        self, location: str | os.PathLike[str] | Storage, *, follow_symlinks: bool = True
+    ) -> None:
+        self.storage: Storage = (
+            open_storage(location, follow_symlinks=follow_symlinks)
+            if isinstance(location, (str, os.PathLike))
+            else location
+        )
         """The storage of the dataset."""
         self._locks = VersionLocks(self.storage)
 

@@ -30,6 +30,7 @@ from .auth.tickets import TicketClaims
 from .bodies import BodySender, Connection, PackedBodySender, RemoteBodySender
 from .catalog.dataset import ServedDataset, Source
 from .catalog.selection import resolve_rows
+from .catalog.stored_files import view_files
 from .catalog.vortex_encoding import VORTEX, VortexDataset
 from .context import ServerContext
 from .logs import get_logger
@@ -143,7 +144,9 @@ class DataStream:
         await self._sender.fail(code, reason)
 
     async def _send(self, claims: TicketClaims, ticket: bytes) -> None:
-        dataset, request = self._context.catalog.lookup(claims.request.dataset), claims.request
+        dataset, request = view_files(
+            self._context.catalog.lookup(claims.request.dataset), claims.request
+        )
         with self._registered(claims, ticket), self._context.reads.stream(request):
             source = self._sender.open_at_once(dataset, request)
             slot = self._context.read_slots.slot_for(request, claims.principal)

@@ -8,10 +8,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from anyio import to_thread
@@ -74,7 +74,27 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OnReady = Callable[[Daemon], None]
 
 
-def serve_process(configuration: Configuration, on_ready: OnReady | None = None) -> int:
+class Feed(Protocol):
+    """What fills the catalog besides the configuration."""
+
+    def start(self, catalog: Catalog) -> None:
+        """Add the first datasets; raise `SplitArrowError` if there are none."""
+        ...
+
+    async def run(self) -> None:
+        """Change the catalog until cancelled."""
+        ...
+
+    def close(self) -> None:
+        """Release what `start` has opened."""
+        ...
+
+
+def serve_process(
+    configuration: Configuration,
+    on_ready: OnReady | None = None,
+    open_feed: Callable[[Settings], Feed] | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT, and return the exit status.
 
     The first signal drains: the server refuses new streams and lets running ones finish, for up
@@ -84,7 +104,7 @@ def serve_process(configuration: Configuration, on_ready: OnReady | None = None)
     if a dataset cannot be read.
     """
     settings = configuration.load()
-    if not settings.datasets and settings.writable is None:
+    if not settings.datasets and settings.writable is None and open_feed is None:
         raise ConfigError("nothing to serve: name a dataset, as in NAME=PATH")
     configure_logs(settings.log_level, settings.log_format)
     prevent_pandas_import()
@@ -95,13 +115,17 @@ def serve_process(configuration: Configuration, on_ready: OnReady | None = None)
         if http is not None:
             stack.enter_context(http)
         catalog = stack.enter_context(open_catalog(settings.datasets, settings))
+        feed = None
+        if open_feed is not None:
+            feed = stack.enter_context(closing(open_feed(settings)))
+            feed.start(catalog)
         if settings.workers == 1:
             daemon = Daemon(catalog, settings, configuration=configuration)
             daemon.bind()
             server: Drainable = daemon
         else:
             daemon, server = _make_supervisor(catalog, settings, configuration)
-        anyio.run(_run, server, daemon, http, on_ready)
+        anyio.run(_run, server, daemon, http, on_ready, feed)
     return 0
 
 
@@ -126,13 +150,19 @@ def _make_supervisor(
 
 
 async def _run(
-    server: Drainable, daemon: Daemon, http: HttpListener | None, on_ready: OnReady | None
+    server: Drainable,
+    daemon: Daemon,
+    http: HttpListener | None,
+    on_ready: OnReady | None,
+    feed: Feed | None,
 ) -> None:
     with ExitStack() as stack:
 
         def announce(tasks: TaskGroup) -> None:
             stack.enter_context(_announced(daemon, http, on_ready))
             tasks.start_soon(_feed_watchdog)
+            if feed is not None:
+                tasks.start_soon(feed.run)
 
         async def reload() -> None:
             notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")

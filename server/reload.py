@@ -19,7 +19,7 @@ from ..transport.tls_options import build_server_context
 from .addresses import control_uri, http_uri
 from .auth.access_control import AccessControl
 from .catalog.catalog import open_dataset
-from .catalog.published_shards import open_object_cache
+from .catalog.object_cache import open_object_cache
 from .config import Configuration, Reload, Settings, declarations
 from .config.settings import listener_uri
 from .context import ServerContext

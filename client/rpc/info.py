@@ -419,6 +419,18 @@ def read_ranges(
     }
 
 
+def read_manifest(channel: FlightChannel, request: Request, timeout: float = 60.0) -> bytes:
+    """Return the manifest of a version of a published dataset, within a time limit in seconds."""
+    message = flight.Action(type="manifest", body=request.ticket()).SerializeToString()
+    results = channel.call_stream(
+        "DoAction", message, dataset=request.dataset, timeout=timeout, max_bytes=_MAX_MANIFEST_BYTES
+    )
+    return b"".join(flight.Result.FromString(result).body for result in results)
+
+
+_MAX_MANIFEST_BYTES = 1 << 30
+
+
 def _call_for_shards(
     channel: FlightChannel,
     action: str,

@@ -24,8 +24,8 @@ from .delta import LOG_FOLDER, DeltaDataset
 from .device_table import DeviceTable
 from .files.directory import DirectoryDataset, FolderListing, ObjectListing, PatternListing
 from .files.file_types import open_file
+from .object_cache import ObjectCache, open_object_cache
 from .published import PublishedDataset
-from .published_shards import ObjectCache, open_object_cache
 from .suggestions import suggest_names
 from .tables import ReaderDataset, TableDataset
 from .tensors import TensorDataset
@@ -50,6 +50,7 @@ def open_dataset(
     - Arrow tables, record batches, and a ``pyarrow.RecordBatchReader``, which can be read once.
     - Tensors, and lists of them; see `convert_to_tensor`.
     - Data in the memory of a CUDA device, which stays there; see `import_device_data`.
+    - A `ServedDataset`.
     - Other objects with ``__arrow_c_stream__`` or ``__arrow_c_array__``, which are read now.
 
     The default of `cache` is one in the user's cache folder. `refuse_writers` does not apply to
@@ -63,6 +64,8 @@ def open_dataset(
     >>> open_dataset(pa.table({"delay": [60, 75]})).rows
     2
     """
+    if isinstance(source, ServedDataset):
+        return source
     if isinstance(source, (str, os.PathLike)):
         location = cast("str | os.PathLike[str]", source)
         return _open_location(

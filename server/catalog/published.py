@@ -13,17 +13,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
 
-from ...errors import DatasetError, SplitArrowError, remote_error
+from ...errors import DatasetError, InvalidRequestError, SplitArrowError, remote_error
 from ...protocol.request import Request
 from ...publication.layout import VERSIONS
 from ...publication.manifest import Manifest, ShardEntry, encode_manifest, encode_ranges
-from ...publication.storage import StoredObject
+from ...publication.storage import Storage, StoredObject
 from ...publication.version_store import VersionStore
 from ..logs import get_logger
 from .dataset import (
@@ -38,7 +39,8 @@ from .dataset import (
     parse_version_number,
     select_shards,
 )
-from .published_shards import ObjectCache, ShardReader, open_object_cache
+from .object_cache import ObjectCache, open_object_cache
+from .published_shards import OpenGroups, ShardReader
 
 GRACE_SECONDS = 60.0
 """The time that a version is kept after a FlightInfo named it, so that readers can start."""
@@ -127,6 +129,23 @@ class PublishedVersion(FixedDataset):
             for shard in shards:
                 yield from self._reader.measure_batches(shard, self.schema, rest, encoding)
 
+    def open_file(self, request: Request, groups: OpenGroups) -> GeneratorSource:
+        """Open the file of the shard of a request, whose messages `groups` yields.
+
+        Raises `VersionRemovedError` if the version was pruned.
+        """
+        check_version(request, self.version)
+        shards = self._select_shards(request)
+        if len(shards) != 1:
+            raise InvalidRequestError(
+                f"a file is that of one shard; the request is for {len(shards)}",
+                stream=request.dataset,
+            )
+        with self._lock_version(shards) as resources:
+            source = self._reader.open_file(shards[0], partial(groups, request=request))
+            source.call_on_close(resources.pop_all().close)
+        return source
+
     def _lock_version(self, shards: Sequence[ShardEntry]) -> ExitStack:
         """Return resources that keep the version from being pruned.
 
@@ -160,7 +179,7 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
 
     def __init__(
         self,
-        location: str | os.PathLike[str],
+        location: str | os.PathLike[str] | Storage,
         cache: ObjectCache | None = None,
         *,
         follow_symlinks: bool = False,
@@ -212,6 +231,10 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open a version for one reader; see `ServedDataset.open`."""
         return self._use_version(request, lambda version: version.open(request, encoding))
+
+    def open_file(self, request: Request, groups: OpenGroups) -> GeneratorSource:
+        """Open the file of a shard; see `PublishedVersion.open_file`."""
+        return self._use_version(request, lambda version: version.open_file(request, groups))
 
     def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
         """Yield a measure of each stored batch; see `ServedDataset.measure_batches`."""

@@ -1,16 +1,10 @@
-"""The shards of a published dataset, read from its folder or from a cache of its objects.
-
-The cache is a bounded folder of files that were downloaded from an object store.
-"""
+"""The shards of a published dataset, read from its folder or from a cache of its objects."""
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,138 +14,23 @@ from ...errors import DatasetError, InvalidRequestError, ProtocolError
 from ...formats.arrow.schema import describe_difference
 from ...formats.nested_fields import extend_schema
 from ...protocol.request import Request
-from ...publication.atomic_files import TEMPORARY_PREFIX, AtomicFile
 from ...publication.column_ranges import find_range
 from ...publication.manifest import ShardEntry
-from ...publication.shard_files import check_shard_length, hash_file
+from ...publication.shard_files import check_shard_length
 from ...publication.storage import Storage
-from ..config import Settings
-from ..metrics import CacheUses
-from .dataset import Encoding, GeneratorSource, Measures
+from ...transport.memory.files import SourceFile
+from .dataset import Encoding, GeneratorSource, Measures, MessageGroups
 from .files.arrow import ArrowFileDataset
 from .files.concatenated import ConcatenatedFiles
 from .files.origins import LocalOrigin, make_read_error
 from .filters import RowFilter
 from .messages.reencoding import Batches, encode_groups
+from .object_cache import ObjectCache
 from .selection import Selection
 
+OpenGroups = Callable[..., MessageGroups]
+"""What yields the messages for an open file and a request."""
 _MAX_INSPECTED_FILES = 8192
-
-
-def open_object_cache(settings: Settings | None = None) -> ObjectCache:
-    """Return the cache that the settings describe; by default, one in the user's cache folder."""
-    chosen = settings or Settings.model_construct()
-    folder = chosen.object_cache
-    if folder is None:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        folder = Path(base, "splitarrow", "objects")
-    return ObjectCache(folder, chosen.object_cache_bytes)
-
-
-class ObjectCache:
-    """Shards of object stores as local files, named by the SHA-256 of their contents.
-
-    Safe to use from several threads. Several processes may share the folder, which has at most
-    `nbytes` bytes, and is created for the first file. Files are evicted in the order of their last
-    use, except those that this process reads.
-    """
-
-    def __init__(self, folder: Path, nbytes: int) -> None:
-        self.folder = folder
-        """The folder."""
-        self.uses = CacheUses()
-        """How often this process found a shard in the cache, or did not."""
-        self._max_bytes = nbytes
-        self._lock = threading.Lock()
-        self._users: Counter[str] = Counter()
-        self._downloads: dict[str, threading.Lock] = {}
-
-    @contextmanager
-    def open_shard(self, storage: Storage, shard: ShardEntry) -> Generator[Path]:
-        """Yield the file of a shard, which is not evicted inside the block.
-
-        Concurrent callers for one shard wait for a single download.
-
-        Raises `DatasetError` if the shard cannot be downloaded, does not match its manifest, or is
-        larger than the cache.
-        """
-        key = shard.sha256
-        path = self.folder / key
-        with self._lock:
-            self._users[key] += 1
-            download = self._downloads.setdefault(key, threading.Lock())
-        try:
-            with download:
-                is_hit = self._touch(path, shard)
-                with self._lock:
-                    self.uses.count(is_hit=is_hit)
-                if not is_hit:
-                    self._download(storage, shard, path)
-            yield path
-        finally:
-            self._release_user(key)
-
-    def has(self, shard: ShardEntry) -> bool:
-        """Return whether the file of a shard is in the cache."""
-        try:
-            return (self.folder / shard.sha256).stat().st_size == shard.nbytes
-        except OSError:
-            return False
-
-    def _touch(self, path: Path, shard: ShardEntry) -> bool:
-        """Record the use of a file; return False if it is missing or incomplete."""
-        try:
-            status = path.stat()
-            if status.st_size != shard.nbytes:
-                return False
-            # Only the access time changes: the modification time identifies the file's state.
-            os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
-        except OSError:
-            return False
-        return True
-
-    def _download(self, storage: Storage, shard: ShardEntry, path: Path) -> None:
-        """Download and verify a shard, and then give it its final name."""
-        url = f"{storage.location}/{shard.path}"
-        if shard.nbytes > self._max_bytes:
-            raise DatasetError(
-                f"{url} has {shard.nbytes} bytes, but the object cache holds at most "
-                f"{self._max_bytes}; enlarge it with --object-cache-bytes"
-            )
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._evict(shard.nbytes)
-            with AtomicFile(path) as file:
-                storage.fetch(shard.path, file.temporary)
-                check_shard_length(shard, file.temporary.stat().st_size, storage.location)
-                if hash_file(file.temporary) != shard.sha256:
-                    raise DatasetError(f"{url} does not have the SHA-256 in its manifest")
-        except OSError as error:
-            raise DatasetError(f"cannot store {url} in {self.folder}: {error.strerror}") from None
-
-    def _evict(self, nbytes: int) -> None:
-        """Delete the least recently used files until `nbytes` more bytes fit."""
-        with self._lock:
-            files: list[tuple[int, int, Path]] = []
-            with os.scandir(self.folder) as entries:
-                for entry in entries:
-                    with suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        files.append((status.st_atime_ns, status.st_size, Path(entry.path)))
-            total = sum(size for _, size, _ in files)
-            for _, size, path in sorted(files):
-                if total + nbytes <= self._max_bytes:
-                    return
-                if not self._users[path.name] and not path.name.startswith(TEMPORARY_PREFIX):
-                    path.unlink(missing_ok=True)
-                    total -= size
-
-    def _release_user(self, key: str) -> None:
-        with self._lock:
-            self._users[key] -= 1
-            if not self._users[key]:
-                del self._users[key]
-                self._downloads.pop(key, None)
 
 
 class ShardReader:
@@ -208,6 +87,18 @@ class ShardReader:
         batches = self._read_batches(shards, schema, selection.for_reading(schema))
         groups = encode_groups(selection, batches, location, is_valid=False)
         return GeneratorSource(groups, blocking=True)
+
+    def open_file(
+        self, shard: ShardEntry, groups: Callable[[SourceFile], MessageGroups]
+    ) -> GeneratorSource:
+        """Open the file of a shard, whose messages `groups` yields; errors as for `open`."""
+        with ExitStack() as resources:
+            origin = resources.enter_context(self._local_file(shard))
+            file = resources.enter_context(closing(origin.open(refuse_writers=False)))
+            check_shard_length(shard, file.size, self._storage.location)
+            source = GeneratorSource(groups(file), blocking=False)
+            source.call_on_close(resources.pop_all().close)
+        return source
 
     def measure_batches(
         self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding

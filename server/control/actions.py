@@ -18,6 +18,7 @@ from ...errors import InvalidRequestError, NotFoundError, SplitArrowError, remot
 from ...formats.arrow.lengths import encode_lengths
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
+from ...publication.manifest import encode_manifest
 from ..auth.principal import Permission
 from ..catalog.dataset import ServedDataset
 from ..catalog.delta import DeltaDataset, DeltaVersion
@@ -37,6 +38,7 @@ _TOTALS = {
     "mapped_bytes": "bytes",
 }
 """The metrics by dataset, and their names in the response."""
+_PART_BYTES = 1 << 20
 _CACHES = {"cache_hits": "hits", "cache_misses": "misses"}
 """The metrics by cache, and their names in the response."""
 
@@ -148,6 +150,10 @@ class ActionHandler:
                 "Return the ranges of columns, as one JSON object for each shard: "
                 '{"dataset": NAME, "columns": NAMES}',
                 self._ranges,
+            ),
+            "manifest": (
+                'Return the manifest of a published dataset, in parts: {"dataset": NAME}',
+                self._manifest,
             ),
             "cancel": (
                 'Cancel a stream of the caller, or of anybody for an operator: {"stream": NUMBER}',
@@ -307,6 +313,20 @@ class ActionHandler:
                 await call.write(flight.Result(body=result).SerializeToString())
             result = _encode_json({"version": version.version, **shard})
         return result
+
+    async def _manifest(self, call: Call, body: bytes) -> bytes:
+        """Send the manifest of a version, in parts. The last part is the result."""
+        request = Request.parse(body)
+        dataset = call.find_dataset(request.dataset)
+        if not isinstance(dataset, PublishedDataset):
+            raise remote_error("UNIMPLEMENTED", f"{request.dataset!r} is not a published dataset")
+        run = partial(to_thread.run_sync, limiter=call.server.threads)
+        version = await run(dataset.resolve_version, request)
+        data = await run(encode_manifest, version.manifest)
+        for begin in range(0, len(data) - _PART_BYTES, _PART_BYTES):
+            part = data[begin : begin + _PART_BYTES]
+            await call.write(flight.Result(body=part).SerializeToString())
+        return data[(len(data) - 1) // _PART_BYTES * _PART_BYTES :]
 
     async def _drop(self, call: Call, body: bytes) -> bytes:
         name = _decode_name(body)

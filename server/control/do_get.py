@@ -29,6 +29,7 @@ from ...transport.memory.files import FileSpan
 from ..auth.tickets import TicketClaims
 from ..catalog.dataset import Source
 from ..catalog.selection import open_rows
+from ..catalog.stored_files import view_files
 from ..catalog.tensors import refuse_do_get
 from ..prefetch import Prefetch
 from ..streams import Outcome, ReadSlot, RunningStream
@@ -181,6 +182,7 @@ class DoGetHandler:
         dataset = call.find_dataset(request.dataset)
         if is_tensor_content(dataset.schema):
             raise refuse_do_get(request)
+        dataset, request = view_files(dataset, request)
         request = replace(request, format=None)  # Flight carries Arrow only
         encoding = replace(server.encoding, group_bytes=_GROUP_BYTES)
         scope = anyio.CancelScope()

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ...errors import DatasetError, NotFoundError
 from ...proto import Flight_pb2 as flight
-from ...protocol.request import Request
+from ...protocol.request import FILE, Request
 from ...protocol.uri import DataUri, Streams
 from ...transport.registry import find_transport
 from ..addresses import ANY_INTERFACE, parse_peer
@@ -26,6 +26,7 @@ from ..catalog.dataset import ServedDataset, check_version, select_shards
 from ..catalog.delta import DeltaDataset
 from ..catalog.published import PublishedDataset, PublishedVersion
 from ..catalog.selection import Selection
+from ..catalog.stored_files import find_stored_files
 from ..catalog.tensors import describe_tensors
 from .call import Call
 
@@ -264,6 +265,8 @@ def prefers_do_get(call: Call, plan: Plan) -> bool:
 
 
 def _result_schema(call: Call, request: Request, dataset: ServedDataset) -> pa.Schema:
+    if request.format == FILE:
+        return find_stored_files(dataset, request).schema
     as_arrow = replace(request, format=None)
     return Selection.resolve(as_arrow, call.server.encoding, dataset.schema).schema
 
@@ -301,6 +304,8 @@ def _encode_fields(fields: Mapping[str, Any]) -> bytes:
 def _count_rows(part: _Part) -> int | None:
     """Return the number of rows that a part delivers, or None if it is unknown."""
     request, rows = part.request, part.rows
+    if request.format == FILE:
+        rows = part.nbytes
     if rows is None or request.filter is not None or request.selects_span:
         return None
     rows = max(0, rows - (request.offset or 0))

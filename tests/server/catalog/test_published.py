@@ -20,8 +20,8 @@ from splitarrow.protocol.request import Request
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.catalog.catalog import open_dataset
 from splitarrow.server.catalog.dataset import Encoding
+from splitarrow.server.catalog.object_cache import ObjectCache
 from splitarrow.server.catalog.published import PublishedDataset
-from splitarrow.server.catalog.published_shards import ObjectCache
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from splitarrow.protocol.request import Request
 from splitarrow.publication.storage import ObjectStorage
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.catalog import published as published_dataset
+from splitarrow.server.catalog.object_cache import ObjectCache
 from splitarrow.server.catalog.published import PublishedDataset
-from splitarrow.server.catalog.published_shards import ObjectCache
 
 PATIENCE = 60.0
 CONTROL = "grpc://127.0.0.1:0"

@@ -1,0 +1,145 @@
+"""The datasets that a relay serves: cached ones, and those that pass through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from ..client.dataset.client import Client
+from ..client.rpc.info import DatasetInfo, count_rows, list_lengths
+from ..errors import (
+    InvalidRequestError,
+    NotFoundError,
+    RemoteError,
+    SplitArrowError,
+    remote_error,
+)
+from ..protocol.request import Request
+from ..server.catalog.dataset import (
+    Encoding,
+    GeneratorSource,
+    Measures,
+    ServedDataset,
+    Shard,
+    check_version,
+)
+from ..server.catalog.messages.reencoding import Batches, encode_groups
+from ..server.catalog.object_cache import ObjectCache
+from ..server.catalog.published import PublishedDataset, PublishedVersion
+from ..server.catalog.selection import Selection
+from .upstream import UpstreamStorage
+
+_CALL_SECONDS = 60.0
+
+
+class PassedDataset(ServedDataset):
+    """A dataset of the upstream that is not cached: each read is one of the upstream."""
+
+    def __init__(self, client: Client, info: DatasetInfo) -> None:
+        self._client = client
+        self._info = info
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of all batches."""
+        return self._info.schema
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows; None if the upstream does not know it."""
+        return self._info.rows
+
+    @property
+    def nbytes(self) -> int | None:
+        """The size at the upstream in bytes."""
+        return self._info.bytes
+
+    @property
+    def version(self) -> str:
+        """The version at the upstream when it was last asked."""
+        return self._info.version
+
+    @property
+    def kind(self) -> str:
+        """The type of the data at the upstream."""
+        return self._info.kind
+
+    @property
+    def location(self) -> str:
+        """The URL of the dataset."""
+        return f"{self._client.uri}/{self._info.name}"
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The shards, as the upstream has them."""
+        shards = [Shard(endpoint.rows, endpoint.nbytes) for endpoint in self._info.endpoints]
+        return shards or [Shard(self.rows, self.nbytes)]
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Read what a request selects from the upstream; see `ServedDataset.open`."""
+        part = replace(self._upstream_request(request), compression=None, format=None, current=None)
+        try:
+            stream = self._client.read_request(part)
+        except SplitArrowError as error:
+            raise self._explain(error) from None
+        sent = Request(request.dataset, compression=request.compression)
+        selection = Selection.resolve(sent, encoding, stream.schema)
+
+        def read_batches() -> Batches:
+            with stream:
+                try:
+                    for batch in stream:
+                        yield batch, None
+                except SplitArrowError as error:
+                    raise self._explain(error) from None
+
+        source = GeneratorSource(
+            encode_groups(selection, read_batches(), self.location), blocking=True
+        )
+        source.call_on_close(stream.close)
+        return source
+
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
+        """Yield what the upstream measures; see `ServedDataset.measure_batches`."""
+        part = self._upstream_request(request)
+        channel = self._client.channel
+        try:
+            if request.columns is None:
+                for counts in count_rows(channel, part, _CALL_SECONDS).values():
+                    yield from counts
+                return
+            for lengths in list_lengths(channel, part, _CALL_SECONDS).values():
+                yield from lengths.chunks
+        except SplitArrowError as error:
+            raise self._explain(error) from None
+
+    def _upstream_request(self, request: Request) -> Request:
+        """Return the request for the upstream, of the version that was described."""
+        check_version(request, self.version)
+        return replace(request, dataset=self._info.name, version=self.version or None)
+
+    def _explain(self, error: SplitArrowError) -> SplitArrowError:
+        """Return the error of the upstream as one of this daemon."""
+        if isinstance(error, RemoteError | NotFoundError | InvalidRequestError):
+            return error
+        return remote_error(
+            "UNAVAILABLE", f"the upstream failed: {error.message}", stream=self._info.name
+        )
+
+
+class RelayedDataset(PublishedDataset):
+    """A published dataset of the upstream, whose shards are cached."""
+
+    def __init__(
+        self, storage: UpstreamStorage, cache: ObjectCache, check: Callable[[], None]
+    ) -> None:
+        self._check_upstream = check
+        self.upstream = storage
+        """The storage at the upstream."""
+        super().__init__(storage, cache)
+
+    def _find_version(self, request: Request) -> PublishedVersion:
+        self._check_upstream()
+        return super()._find_version(request)

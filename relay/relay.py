@@ -1,0 +1,247 @@
+"""The relay: it keeps a catalog like that of its upstream."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import anyio
+from anyio import to_thread
+
+from ..client.dataset.client import Client
+from ..client.rpc.info import DatasetInfo
+from ..errors import (
+    ConfigError,
+    DatasetError,
+    SplitArrowError,
+    remote_error,
+)
+from ..formats.arrow.tensors.labels import is_tensor_content
+from ..protocol.uri import DataUri
+from ..publication.atomic_files import TEMPORARY_PREFIX, write_atomic
+from ..server.catalog.catalog import Catalog
+from ..server.catalog.dataset import (
+    ServedDataset,
+)
+from ..server.catalog.object_cache import open_object_cache
+from ..server.config import Settings
+from ..server.logs import get_logger
+from .datasets import PassedDataset, RelayedDataset
+from .upstream import UpstreamStorage, UpstreamVersion
+
+Offline = Literal["allow", "refuse"]
+"""Whether a relay serves what it has while no upstream can be reached."""
+OBJECTS = "objects"
+"""The folder of the shards, in the cache."""
+_MANIFESTS = "manifests"
+_LOCK = "lock"
+_CATALOG = "catalog.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOptions:
+    """What a relay serves, and how."""
+
+    upstreams: tuple[DataUri, ...]
+    """The control planes of the upstream."""
+    cache: Path
+    """The folder of the cache."""
+    token: str | None = None
+    """The token of the relay at the upstream."""
+    offline: Offline = "allow"
+    """Whether to serve what the cache has while no upstream can be reached."""
+
+
+class Relay:
+    """Keeps a catalog like that of the upstream.
+
+    `start` fills the catalog; `run` follows the upstream. Raises `ConfigError` if another relay
+    uses the cache, and `SplitArrowError` if the upstream cannot be reached and the cache has
+    nothing to serve.
+    """
+
+    def __init__(self, options: RelayOptions, settings: Settings) -> None:
+        self._options = options
+        self._seconds = settings.poll_seconds
+        self._folder = options.cache
+        self._lock_file = _lock_folder(options.cache)
+        self._cache = open_object_cache(settings, checks_files=True)
+        self._clients = [Client(uri, options.token, check=False) for uri in options.upstreams]
+        self._address = ",".join(uri.address for uri in options.upstreams)
+        self._known: dict[str, object] = {}
+        """What each dataset of the catalog was made of."""
+        self._is_offline = False
+        self._failures: dict[str, str] = {}
+        self._log = get_logger("relay")
+
+    def start(self, catalog: Catalog) -> None:
+        """Add the datasets of the upstream, or those of the last run while it is offline."""
+        self._catalog = catalog
+        try:
+            self.update()
+        except SplitArrowError:
+            if self._options.offline != "allow" or not self._add_stored():
+                raise
+            self._is_offline = True
+
+    async def run(self) -> None:
+        """Follow the upstream until cancelled."""
+        while True:
+            await anyio.sleep(self._seconds)
+            with suppress(SplitArrowError):  # it has been logged
+                await to_thread.run_sync(self.update)
+
+    def update(self) -> None:
+        """Ask the upstream for its datasets, and change the catalog.
+
+        Raises `SplitArrowError` if no daemon answers; the catalog then stays as it is.
+        """
+        with ThreadPoolExecutor(len(self._clients), "splitarrow-upstream") as threads:
+            listings = list(threads.map(self._list_datasets, self._clients))
+        answered = [listing for listing in listings if isinstance(listing, list)]
+        if not answered:
+            self._set_offline(True)
+            raise next(each for each in listings if isinstance(each, SplitArrowError))
+        self._set_offline(False)
+        found: dict[str, list[tuple[Client, DatasetInfo]]] = {}
+        for client, listing in zip(self._clients, listings, strict=True):
+            for info in listing if isinstance(listing, list) else ():
+                found.setdefault(info.name, []).append((client, info))
+        for name, infos in found.items():
+            self._update_dataset(name, infos)
+        if len(answered) == len(listings):  # otherwise the others may have more
+            for name in self._known.keys() - found.keys():
+                self._catalog.remove(name)
+                del self._known[name]
+                self._log.info("dataset removed", dataset=name)
+        self._store_catalog()
+
+    def _list_datasets(self, client: Client) -> list[DatasetInfo] | SplitArrowError:
+        try:
+            listing = client.datasets()
+        except SplitArrowError as error:
+            self._report(client.uri, "upstream failed", error)
+            return error
+        self._failures.pop(client.uri, None)
+        return listing
+
+    def _update_dataset(self, name: str, infos: list[tuple[Client, DatasetInfo]]) -> None:
+        """Add a dataset, or follow its version. An error is logged, and the dataset stays."""
+        try:
+            if infos[0][1].snapshot:
+                self._update_published(name, infos)
+            else:
+                self._update_passed(name, *infos[0])
+            self._failures.pop(name, None)
+        except SplitArrowError as error:
+            self._report(name, "dataset not relayed", error)
+
+    def _update_published(self, name: str, infos: list[tuple[Client, DatasetInfo]]) -> None:
+        by_snapshot: dict[str, list[tuple[Client, DatasetInfo]]] = {}
+        for client, info in infos:
+            by_snapshot.setdefault(info.snapshot, []).append((client, info))
+        complete = [
+            UpstreamVersion([(client, info.version) for client, info in group])
+            for group in by_snapshot.values()
+            if sum(info.shards_held or 0 for _, info in group) >= (group[0][1].shards_total or 0)
+        ]
+        if not complete:
+            raise DatasetError("the upstreams do not have all of its shards", stream=name)
+        newest = max(complete, key=lambda version: version.number)
+        if self._known.get(name) == newest.key:
+            return
+        dataset = self._catalog.lookup(name) if name in self._known else None
+        if isinstance(dataset, RelayedDataset):
+            dataset.upstream.set_current(newest)
+            dataset.refresh()
+        else:
+            storage = self._open_storage(name)
+            storage.set_current(newest)
+            self._put(name, RelayedDataset(storage, self._cache, self._check))
+        self._known[name] = newest.key
+
+    def _update_passed(self, name: str, client: Client, info: DatasetInfo) -> None:
+        if self._known.get(name) == info.version and info.version:
+            return
+        if is_tensor_content(info.schema):
+            raise DatasetError("tensors are not relayed; read them at the upstream", stream=name)
+        self._put(name, PassedDataset(client, client.info(name)))
+        self._known[name] = info.version
+
+    def _put(self, name: str, dataset: ServedDataset) -> None:
+        self._catalog.replace(name, dataset)
+        self._log.info("dataset relayed", dataset=name, kind=dataset.kind)
+
+    def _open_storage(self, name: str) -> UpstreamStorage:
+        digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+        return UpstreamStorage(name, self._address, self._folder / _MANIFESTS / digest)
+
+    def _check(self) -> None:
+        """Raise `RemoteError` if the upstream is offline, and nothing may be served then."""
+        if self._is_offline and self._options.offline == "refuse":
+            raise remote_error("UNAVAILABLE", f"{self._address} cannot be reached")
+
+    def _set_offline(self, offline: bool) -> None:
+        if offline != self._is_offline:
+            self._is_offline = offline
+            event = "upstream offline" if offline else "upstream online"
+            self._log.warning(event, upstream=self._address)
+
+    def _report(self, key: str, event: str, error: SplitArrowError) -> None:
+        """Log an error once, until it is another one."""
+        if self._failures.get(key) != error.message:
+            self._failures[key] = error.message
+            self._log.warning(event, subject=key, reason=error.message)
+
+    def _store_catalog(self) -> None:
+        """Remember the names of the cached datasets, for a start while the upstream is offline."""
+        names = [
+            name for name in self._known if isinstance(self._catalog.lookup(name), RelayedDataset)
+        ]
+        path = self._folder / _CATALOG
+        text = json.dumps(sorted(names)).encode()
+        if not path.exists() or path.read_bytes() != text:
+            write_atomic(path, text)
+
+    def _add_stored(self) -> bool:
+        """Add the datasets of the last run, and return whether there are any."""
+        try:
+            names: list[str] = json.loads((self._folder / _CATALOG).read_bytes())
+        except (OSError, ValueError):
+            return False
+        for name in names:
+            with suppress(SplitArrowError):
+                self._put(name, RelayedDataset(self._open_storage(name), self._cache, self._check))
+                self._known[name] = None
+        return bool(self._known)
+
+    def close(self) -> None:
+        """Close the connections to the upstream, and leave the cache to other relays."""
+        for client in self._clients:
+            client.close()
+        os.close(self._lock_file)
+
+
+def _lock_folder(folder: Path) -> int:
+    """Create a folder for this user, and lock it; return the descriptor that holds the lock."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot use the cache {folder}: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"another relay uses the cache {folder}") from None
+    for path in (folder / OBJECTS).glob(f"{TEMPORARY_PREFIX}*"):
+        path.unlink(missing_ok=True)  # of a relay that was killed
+    return descriptor

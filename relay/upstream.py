@@ -1,0 +1,191 @@
+"""The published datasets of the upstream: their manifests, and the files of their shards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..client.dataset.client import Client
+from ..client.rpc.info import read_manifest
+from ..errors import (
+    DatasetError,
+    SplitArrowError,
+)
+from ..protocol.request import FILE, Request
+from ..publication.atomic_files import write_atomic
+from ..publication.layout import VERSIONS, format_manifest_name, parse_manifest_name
+from ..publication.manifest import Manifest, decode_manifest, encode_manifest
+from ..publication.storage import StoredObject
+from ..server.catalog.dataset import (
+    parse_version_number,
+)
+
+_MAX_KEPT_VERSIONS = 8
+
+
+class UpstreamVersion:
+    """A version of a published dataset, and the daemons that have its shards."""
+
+    def __init__(self, holders: Sequence[tuple[Client, str]]) -> None:
+        self.holders = holders
+        """The daemons, and the version as each of them names it."""
+
+    @property
+    def number(self) -> int:
+        """The number of the version."""
+        return max(parse_version_number(version) or 0 for _, version in self.holders)
+
+    @property
+    def key(self) -> str:
+        """What identifies the version at all daemons together."""
+        return ",".join(sorted({version for _, version in self.holders}))
+
+
+class UpstreamStorage:
+    """The storage of one published dataset of the upstream. It can be read only; see `Storage`."""
+
+    folder = None
+    """The local folder: None, as for an object store."""
+
+    def __init__(self, name: str, address: str, folder: Path) -> None:
+        self.location = f"{address}/{name}"
+        """The URL of the dataset."""
+        self._name = name
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._current: UpstreamVersion | None = None
+        self._versions: dict[int, UpstreamVersion] = {}
+        self._places: dict[str, tuple[int, int]] = {}
+        """The number of a version and the ordinal, by the path of each shard."""
+
+    def set_current(self, version: UpstreamVersion) -> None:
+        """Name the version that is current at the upstream."""
+        with self._lock:
+            self._current = version
+            self._versions[version.number] = version
+            for number in sorted(self._versions)[:-_MAX_KEPT_VERSIONS]:
+                del self._versions[number]
+
+    def list_objects(self, folder: str) -> list[StoredObject]:
+        """Return the manifest of the current version."""
+        if folder != VERSIONS:
+            return []
+        with self._lock:
+            current = self._current
+        if current is not None:
+            return [StoredObject(format_manifest_name(current.number), 0, current.key)]
+        stored = sorted(self._folder.glob("*.json"))  # of an earlier run
+        return [StoredObject(f"{VERSIONS}/{stored[-1].name}", 0)] if stored else []
+
+    def read(self, name: str) -> bytes | None:
+        """Return a manifest; None if the relay does not know the version."""
+        number = parse_manifest_name(name)
+        if number is None:
+            return None
+        with self._lock:
+            version = self._versions.get(number)
+        path = self._folder / Path(name).name
+        data = None
+        if version is None:
+            with suppress(FileNotFoundError):
+                data = path.read_bytes()
+        else:
+            data = encode_manifest(self._fetch_manifest(version))
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(path, data)
+            for old in sorted(self._folder.glob("[0-9]*.json"))[:-_MAX_KEPT_VERSIONS]:
+                old.unlink(missing_ok=True)
+        if data is not None:
+            manifest = decode_manifest(data, self.location)
+            with self._lock:
+                self._places.update(
+                    (shard.path, (number, shard.ordinal)) for shard in manifest.shards
+                )
+        return data
+
+    def _fetch_manifest(self, version: UpstreamVersion) -> Manifest:
+        """Return the manifest with the shards of all daemons that have some."""
+        found: list[Manifest] = []
+        failure: SplitArrowError | None = None
+        for client, name in version.holders:
+            try:
+                data = read_manifest(client.channel, Request(self._name, version=name))
+                found.append(decode_manifest(data, self.location))
+            except SplitArrowError as error:
+                failure = error
+        shards = {shard.ordinal: shard for each in found for shard in each.shards}
+        if not found or len(shards) < (found[0].shards_total or len(shards)):
+            raise _as_dataset_error(self.location, failure)
+        if len(found) == 1:
+            return found[0]
+        return replace(found[0], shards=tuple(shards[ordinal] for ordinal in sorted(shards)))
+
+    def find(self, name: str) -> StoredObject | None:
+        """Return the manifest of a version that the relay knows."""
+        with self._lock:
+            known = parse_manifest_name(name) in self._versions
+        if known or (self._folder / Path(name).name).exists():
+            return StoredObject(name, 0)
+        return None
+
+    def fetch(self, name: str, target: Path) -> None:
+        """Fetch the file of a shard from a daemon that has it."""
+        with self._lock:
+            number, ordinal = self._places[name]
+            version = self._versions.get(number)
+        failure: SplitArrowError | None = None
+        for client, text in () if version is None else version.holders:
+            try:
+                _copy_file(client, self._name, text, ordinal, target)
+                return
+            except SplitArrowError as error:
+                failure = error
+                target.unlink(missing_ok=True)
+        raise _as_dataset_error(self.location, failure)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Refuse: the upstream alone changes its datasets."""
+        raise self._refuse()
+
+    def put(self, name: str, source: Path) -> None:
+        """Refuse; see `create`."""
+        raise self._refuse()
+
+    def move(self, name: str, target: str) -> None:
+        """Refuse; see `create`."""
+        raise self._refuse()
+
+    def flush(self, folders: Iterable[str]) -> None:
+        """Do nothing."""
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Refuse; see `create`."""
+        raise self._refuse()
+
+    def _refuse(self) -> DatasetError:
+        return DatasetError(f"{self.location} is relayed; change it at the upstream")
+
+
+def _as_dataset_error(location: str, error: SplitArrowError | None) -> DatasetError:
+    reason = "no upstream has it" if error is None else error.message
+    return DatasetError(f"cannot read {location}: {reason}")
+
+
+def _copy_file(client: Client, name: str, version: str, ordinal: int, target: Path) -> None:
+    """Copy the file of a shard to a new local file."""
+    read = client.read(
+        name, format=FILE, shards=[ordinal], version=version, prefetch_bytes=_PREFETCH_BYTES
+    )
+    with read as stream, target.open("xb", buffering=0) as file:
+        for batch in stream:
+            values: Any = batch.column(0)
+            data = memoryview(values.buffers()[1])[values.offset :][: len(values)]
+            while data.nbytes:
+                data = data[file.write(data) :]
+
+
+_PREFETCH_BYTES = 16 << 20

@@ -1,0 +1,279 @@
+"""A relay between real daemons and readers: what crosses the network, and what readers get."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import splitarrow
+from helpers.daemons import StartDaemon
+from helpers.files import write_file
+from helpers.publication import publish
+from helpers.waiting import wait_until
+from splitarrow.errors import NotFoundError, SplitArrowError
+from splitarrow.publication.version_store import VersionStore
+from splitarrow.testing import Daemon
+
+CONTROL = "grpc://127.0.0.1:0"
+ROWS = 3000
+TABLE = pa.table(
+    {"n": pa.array(range(ROWS), pa.int64()), "text": [f"row {n}" for n in range(ROWS)]}
+)
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> str:
+    location = str(tmp_path / "published")
+    shards = (TABLE.slice(begin, 1000) for begin in range(0, ROWS, 1000))
+    publish(VersionStore(location), "first", *shards)
+    return location
+
+
+@pytest.fixture
+def upstream(tmp_path: Path, published: str, daemon: StartDaemon) -> Daemon:
+    plain = write_file(tmp_path / "plain.arrow", TABLE, batch_rows=500)
+    return daemon({"trips": published, "plain": plain}, control=CONTROL)
+
+
+@pytest.fixture
+def relay(tmp_path: Path, upstream: Daemon, daemon: StartDaemon) -> Daemon:
+    return start_relay(tmp_path, upstream, daemon)
+
+
+def start_relay(
+    tmp_path: Path, upstream: Daemon, daemon: StartDaemon, *arguments: str, **settings: Any
+) -> Daemon:
+    options = ["--cache", str(tmp_path / "cache"), *arguments]
+    settings = {"listen": ["tcp://127.0.0.1:0", "shm://"], "poll_seconds": 0.2, **settings}
+    return daemon(control=CONTROL, upstream=upstream.control_uri, arguments=options, **settings)
+
+
+def numbers(table: pa.Table) -> list[int]:
+    return table["n"].to_pylist()
+
+
+def sent_bytes(server: Daemon, name: str) -> int:
+    with splitarrow.connect(server.control_uri) as client:
+        found = client.status()["sent"].get(name, {})
+    return found.get("bytes", 0)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm", "flight"])
+def test_readers_get_what_the_upstream_has(upstream: Daemon, relay: Daemon, transport: str) -> None:
+    with (
+        splitarrow.connect(upstream.control_uri) as origin,
+        splitarrow.connect(relay.control_uri) as client,
+    ):
+        for name in ("trips", "plain"):
+            ours, theirs = client.info(name), origin.info(name)
+            assert (ours.version, ours.rows, ours.kind) == (
+                theirs.version,
+                theirs.rows,
+                theirs.kind,
+            )
+            with client.read(name, transport=transport) as stream:
+                assert stream.read_all() == TABLE
+            selected = {"columns": ["text"], "filter": "n >= 1998 and n < 2001"}
+            with client.read(name, transport=transport, **selected) as stream:
+                assert stream.read_all()["text"].to_pylist() == ["row 1998", "row 1999", "row 2000"]
+            with client.read(name, transport=transport, limit=7, batch_rows=2) as stream:
+                assert stream.read_all() == TABLE.slice(0, 7)
+            assert client.count_rows(name, filter="n < 1234") == origin.count_rows(
+                name, filter="n < 1234"
+            )
+            assert client.list_lengths(name, "text") == origin.list_lengths(name, "text")
+
+
+def test_a_stock_flight_client_reads_through_the_relay(relay: Daemon) -> None:
+    with flight.connect(relay.control_uri) as client:
+        for name in ("trips", "plain"):
+            info = client.get_flight_info(flight.FlightDescriptor.for_path(name))
+            tables = [client.do_get(endpoint.ticket).read_all() for endpoint in info.endpoints]
+            assert pa.concat_tables(tables) == TABLE
+
+
+def test_a_shard_crosses_the_network_once(
+    tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon
+) -> None:
+    stored = sum(path.stat().st_size for path in (tmp_path / "published" / "data").rglob("*.arrow"))
+    with splitarrow.connect(relay.control_uri) as client:
+        for _ in range(3):
+            assert numbers(client.read("trips").read_all()) == list(range(ROWS))
+        assert client.read("trips", filter="n = 5").read_all()["n"].to_pylist() == [5]
+    assert stored <= sent_bytes(upstream, "trips") < 1.1 * stored + 4096
+    relay.stop()
+    again = start_relay(tmp_path, upstream, daemon)
+    with splitarrow.connect(again.control_uri) as client:
+        assert numbers(client.read("trips").read_all()) == list(range(ROWS))
+    assert sent_bytes(upstream, "trips") < 1.1 * stored + 4096
+
+
+def test_a_relay_follows_versions_and_serves_the_old_one(
+    published: str, upstream: Daemon, relay: Daemon
+) -> None:
+    with splitarrow.connect(relay.control_uri) as client:
+        old = client.info("trips").version
+        assert client.read("trips", shards=[0]).read_all().num_rows == 1000
+        publish(VersionStore(published), "second", TABLE.slice(10))
+        wait_until(lambda: client.info("trips").version != old)
+        assert numbers(client.read("trips").read_all()) == list(range(10, ROWS))
+        assert numbers(client.read("trips", version=old).read_all()) == list(range(ROWS))
+
+
+def test_datasets_come_and_go(tmp_path: Path, daemon: StartDaemon) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    upstream = daemon(control=CONTROL, writable=served)
+    relay = start_relay(tmp_path, upstream, daemon)
+    with (
+        splitarrow.connect(upstream.control_uri) as origin,
+        splitarrow.connect(relay.control_uri) as client,
+    ):
+        assert list(client) == []
+        origin.put("new", TABLE)
+        wait_until(lambda: "new" in client)
+        assert client.read("new").read_all() == TABLE
+        origin.drop("new")
+        wait_until(lambda: "new" not in client)
+        with pytest.raises(NotFoundError, match="no dataset 'new'"):
+            client.read("new")
+
+
+def test_complete_versions_are_served_while_the_upstream_is_away(
+    tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon
+) -> None:
+    with splitarrow.connect(relay.control_uri) as client:
+        assert client.read("trips", shards=[0, 1]).read_all().num_rows == 2000
+        upstream.stop()
+        assert client.read("trips", shards=[0, 1]).read_all() == TABLE.slice(0, 2000)
+        with pytest.raises(SplitArrowError, match="cannot connect to"):
+            client.read("plain").read_all()
+        with pytest.raises(SplitArrowError, match="cannot connect to"):
+            client.read("trips", shards=[2], resume_attempts=0).read_all()
+    relay.stop()
+    again = start_relay(tmp_path, upstream, daemon)
+    with splitarrow.connect(again.control_uri) as client:
+        assert list(client) == ["trips"]
+        assert client.read("trips", shards=[1]).read_all() == TABLE.slice(1000, 1000)
+        upstream.start()
+        wait_until(lambda: "plain" in client)
+        assert client.read("trips").read_all() == TABLE
+
+
+def test_an_offline_relay_may_refuse(tmp_path: Path, upstream: Daemon, daemon: StartDaemon) -> None:
+    relay = start_relay(tmp_path, upstream, daemon, "--offline", "refuse")
+    with splitarrow.connect(relay.control_uri) as client:
+        assert client.read("trips").read_all() == TABLE
+        upstream.stop()
+
+        def is_refused() -> bool:
+            try:
+                client.read("trips", resume_attempts=0).read_all()
+            except SplitArrowError as error:
+                return "cannot be reached" in str(error)
+            return False
+
+        wait_until(is_refused)
+
+
+@pytest.mark.parametrize("damage", ["a byte", "the end", "all"])
+def test_a_damaged_shard_is_found_after_a_start(
+    tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon, damage: str
+) -> None:
+    with splitarrow.connect(relay.control_uri) as client:
+        assert client.read("trips").read_all() == TABLE
+    relay.stop()
+    files = sorted((tmp_path / "cache" / "objects").iterdir())
+    assert len(files) == 3
+    for path in files:
+        data = bytearray(path.read_bytes())
+        if damage == "a byte":
+            data[len(data) // 2] ^= 1
+        path.write_bytes(
+            data[:-9] if damage == "the end" else data[: -len(data)] if damage == "all" else data
+        )
+    again = start_relay(tmp_path, upstream, daemon)
+    with splitarrow.connect(again.control_uri) as client:
+        assert client.read("trips").read_all() == TABLE
+
+
+def test_a_killed_relay_leaves_no_incomplete_shard(
+    tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon
+) -> None:
+    relay.kill()
+    objects = tmp_path / "cache" / "objects"
+    objects.mkdir(exist_ok=True)
+    (objects / ".tmp-1234").write_bytes(b"incomplete")
+    again = start_relay(tmp_path, upstream, daemon)
+    with splitarrow.connect(again.control_uri) as client:
+        assert client.read("trips").read_all() == TABLE
+    assert all(len(path.name) == 64 for path in objects.iterdir())
+
+
+def test_two_relays_cannot_use_one_cache(tmp_path: Path, upstream: Daemon, relay: Daemon) -> None:
+    command = [sys.executable, "-P", "-m", "splitarrow", "relay", str(upstream.control_uri)]
+    command += ["--cache", str(tmp_path / "cache"), "--control", CONTROL]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("splitarrow: error: another relay uses the cache")
+    assert relay.is_running
+
+
+def test_only_the_user_of_the_relay_reads_the_cache(tmp_path: Path, relay: Daemon) -> None:
+    with splitarrow.connect(relay.control_uri) as client:
+        client.read("trips").read_all()
+    assert os.stat(tmp_path / "cache").st_mode & 0o077 == 0
+
+
+def test_a_relay_of_a_relay(
+    tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon
+) -> None:
+    (tmp_path / "second").mkdir()
+    second = start_relay(tmp_path / "second", relay, daemon)
+    with splitarrow.connect(second.control_uri) as client:
+        for name in ("trips", "plain"):
+            assert client.read(name).read_all() == TABLE
+
+
+def test_shards_of_several_daemons_become_one_dataset(
+    tmp_path: Path, daemons: Any, daemon: StartDaemon
+) -> None:
+    from helpers.cluster import join_uris, make_numbered_shards
+    from helpers.files import write_shards
+    from splitarrow.client.cluster.publication import publish_shards
+
+    tables = make_numbered_shards(6, 100, batch_rows=50)
+    three = daemons(3)
+    uris = join_uris(*three)
+    publish_shards("trips", write_shards(tmp_path / "s", tables), uris, replicas=2)
+    options = ["--cache", str(tmp_path / "cache")]
+    relay = daemon(control=CONTROL, upstream=uris, arguments=options)
+    with splitarrow.connect(relay.control_uri) as client:
+        three[1].kill()
+        assert sorted(numbers(client.read("trips").read_all())) == list(range(600))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["grpc://127.0.0.1:1"], "--cache is missing"),
+        (["grpc://127.0.0.1:1", "--cache", "c"], "cannot connect to grpc://127.0.0.1:1"),
+        (["grpc://127.0.0.1:1", "--cache", "c", "--cache-bytes", "big"], "cache"),
+        (["trips.arrow", "--cache", "c"], "trips.arrow"),
+    ],
+)
+def test_wrong_arguments_are_explained(tmp_path: Path, arguments: list[str], message: str) -> None:
+    command = [sys.executable, "-P", "-m", "splitarrow", "relay", *arguments]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    assert ended.returncode in (1, 2)
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
