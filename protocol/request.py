@@ -30,7 +30,8 @@ MAX_BATCH_RANGES = 512
 """The largest number of ranges of record batches. They fit in a ticket with the largest filter."""
 Span = tuple[int, int]
 """The first item and the one after the last."""
-_MAX_COUNT = (1 << 63) - 1
+MAX_COUNT = (1 << 63) - 1
+"""The largest number of rows."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+={0,2}", re.ASCII)
 
@@ -203,7 +204,7 @@ def _check_range(field: str, span: tuple[int, int]) -> str | None:
     first, end = span
     if not 0 <= first <= end:
         return f"has the {field} {first}:{end}; the first must be 0 or more and at most the end"
-    return None if end <= _MAX_COUNT else f"has a value of {field} that does not fit in 64 bits"
+    return None if end <= MAX_COUNT else f"has a value of {field} that does not fit in 64 bits"
 
 
 def _check_ranges(field: str, value: Span | tuple[Span, ...]) -> str | None:
@@ -249,7 +250,7 @@ def _count(least: int) -> _Rule:
     def check(field: str, count: int) -> str | None:
         if count < least:
             return f"has the {field} {count}; it must be at least {least}"
-        if count > _MAX_COUNT:
+        if count > MAX_COUNT:
             return f"has a value of {field} that does not fit in 64 bits"
         return None
 

@@ -10,6 +10,7 @@ not exist yet, or fails. Of several concurrent callers, exactly one succeeds.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,16 @@ from urllib.parse import unquote, urlsplit
 from ..errors import DatasetError, MissingExtraError, UsageError, install_hint
 from ..transport.memory.files import check_beneath, open_beneath
 from .atomic_files import TEMPORARY_PREFIX, AtomicFile, create_folder, sync_folder
+
+Progress = Callable[[int], object]
+"""Receives the size of a file that grows, in bytes."""
+
+
+def write_all(file: io.FileIO, data: Any) -> None:
+    """Write all bytes of a buffer to a file without a buffer of its own."""
+    rest = memoryview(data).cast("B")
+    while rest.nbytes:
+        rest = rest[file.write(rest) :]
 
 
 class StoredObject(NamedTuple):
@@ -91,8 +102,8 @@ class Storage(Protocol):
         """Make the names of files that were put or moved into these folders durable."""
         ...
 
-    def fetch(self, name: str, target: Path) -> None:
-        """Copy a file to a new local file."""
+    def fetch(self, name: str, target: Path, progress: Progress | None = None) -> None:
+        """Copy a file to a new local file, and report the bytes that it has so far."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
@@ -256,7 +267,7 @@ class LocalStorage:
                     if ancestor == self.folder:
                         break
 
-    def fetch(self, name: str, target: Path) -> None:
+    def fetch(self, name: str, target: Path, progress: Progress | None = None) -> None:
         """Copy a file; see `Storage.fetch`."""
         with self._map_errors(name):
             shutil.copyfile(self.folder / name, target)
@@ -396,11 +407,13 @@ class ObjectStorage:
     def flush(self, folders: Iterable[str]) -> None:
         """Do nothing: an object is durable as soon as the store has accepted it."""
 
-    def fetch(self, name: str, target: Path) -> None:
+    def fetch(self, name: str, target: Path, progress: Progress | None = None) -> None:
         """Download an object; see `Storage.fetch`."""
-        with self._map_errors(name), target.open("xb") as file:
+        with self._map_errors(name), target.open("xb", buffering=0) as file:
             for chunk in self._api.get(self._store, name).stream(min_chunk_size=_CHUNK):
-                file.write(chunk)
+                write_all(file, chunk)
+                if progress is not None:
+                    progress(file.tell())
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; see `Storage.delete`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -15,11 +16,11 @@ from ..errors import (
     DatasetError,
     SplitArrowError,
 )
-from ..protocol.request import FILE, Request
+from ..protocol.request import FILE, MAX_COUNT, Request
 from ..publication.atomic_files import write_atomic
 from ..publication.layout import VERSIONS, format_manifest_name, parse_manifest_name
 from ..publication.manifest import Manifest, decode_manifest, encode_manifest
-from ..publication.storage import StoredObject
+from ..publication.storage import Progress, StoredObject, write_all
 from ..server.catalog.dataset import (
     parse_version_number,
 )
@@ -132,19 +133,19 @@ class UpstreamStorage:
             return StoredObject(name, 0)
         return None
 
-    def fetch(self, name: str, target: Path) -> None:
-        """Fetch the file of a shard from a daemon that has it."""
+    def fetch(self, name: str, target: Path, progress: Progress | None = None) -> None:
+        """Fetch the file of a shard from a daemon that has it, or its parts from several."""
         with self._lock:
             number, ordinal = self._places[name]
             version = self._versions.get(number)
         failure: SplitArrowError | None = None
-        for client, text in () if version is None else version.holders:
-            try:
-                _copy_file(client, self._name, text, ordinal, target)
-                return
-            except SplitArrowError as error:
-                failure = error
-                target.unlink(missing_ok=True)
+        with target.open("xb", buffering=0) as file:
+            for client, text in () if version is None else version.holders:
+                try:
+                    _copy_file(client, self._name, text, ordinal, file, progress)
+                    return
+                except SplitArrowError as error:
+                    failure = error
         raise _as_dataset_error(self.location, failure)
 
     def create(self, name: str, data: bytes) -> bool:
@@ -175,17 +176,30 @@ def _as_dataset_error(location: str, error: SplitArrowError | None) -> DatasetEr
     return DatasetError(f"cannot read {location}: {reason}")
 
 
-def _copy_file(client: Client, name: str, version: str, ordinal: int, target: Path) -> None:
-    """Copy the file of a shard to a new local file."""
+def _copy_file(
+    client: Client,
+    name: str,
+    version: str,
+    ordinal: int,
+    file: io.FileIO,
+    progress: Progress | None,
+) -> None:
+    """Copy the file of a shard, from where a local file ends."""
     read = client.read(
-        name, format=FILE, shards=[ordinal], version=version, prefetch_bytes=_PREFETCH_BYTES
+        name,
+        format=FILE,
+        shards=[ordinal],
+        version=version,
+        rows=(file.tell(), MAX_COUNT),
+        prefetch_bytes=_PREFETCH_BYTES,
     )
-    with read as stream, target.open("xb", buffering=0) as file:
+    with read as stream:
         for batch in stream:
             values: Any = batch.column(0)
             data = memoryview(values.buffers()[1])[values.offset :][: len(values)]
-            while data.nbytes:
-                data = data[file.write(data) :]
+            write_all(file, data)
+            if progress is not None:
+                progress(file.tell())
 
 
 _PREFETCH_BYTES = 16 << 20

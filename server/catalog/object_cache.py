@@ -8,10 +8,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 
 from ...errors import DatasetError
-from ...publication.atomic_files import TEMPORARY_PREFIX, AtomicFile, sync_folder
+from ...publication.atomic_files import (
+    TEMPORARY_PREFIX,
+    AtomicFile,
+    new_temporary_name,
+    sync_folder,
+)
 from ...publication.manifest import ShardEntry
 from ...publication.shard_files import check_shard_length, hash_file
 from ...publication.storage import Storage
@@ -37,6 +43,43 @@ def open_object_cache(
     return ObjectCache(folder, chosen.object_cache_bytes, checks_files=checks_files)
 
 
+class ShardDownload:
+    """A shard that is being downloaded. Any thread may read what has arrived."""
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self.path = path
+        """The incomplete file, which gets another name at the end."""
+        self.nbytes = nbytes
+        """The size of the complete file in bytes."""
+        self._arrived = 0
+        self._has_ended = False
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
+
+    def advance(self, nbytes: int) -> None:
+        """State that the file begins with so many bytes of the shard."""
+        with self._changed:
+            self._arrived = nbytes
+            self._changed.notify_all()
+
+    def end(self, error: Exception | None) -> None:
+        """State that the shard is complete and verified, or why it is not."""
+        with self._changed:
+            self._has_ended, self._error = True, error
+            self._changed.notify_all()
+
+    def wait_for(self, nbytes: int) -> None:
+        """Wait for the first bytes of the shard. Raises the error of the download."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended or self._arrived >= nbytes)
+            if self._error is not None:
+                raise copy(self._error)
+
+    def wait(self) -> None:
+        """Wait until the shard is complete and verified. Raises the error of the download."""
+        self.wait_for(self.nbytes + 1)
+
+
 class ObjectCache:
     """Shards of object stores as local files, named by the SHA-256 of their contents.
 
@@ -54,7 +97,8 @@ class ObjectCache:
         self._max_bytes = nbytes
         self._lock = threading.Lock()
         self._users: Counter[str] = Counter()
-        self._downloads: dict[str, threading.Lock] = {}
+        self._gates: dict[str, threading.Lock] = {}
+        self._downloads: dict[str, ShardDownload] = {}
         self._checks_files = checks_files
         self._intact: set[str] = set()
 
@@ -67,22 +111,37 @@ class ObjectCache:
         Raises `DatasetError` if the shard cannot be downloaded, does not match its manifest, or is
         larger than the cache.
         """
-        key = shard.sha256
-        path = self.folder / key
         with self._lock:
-            self._users[key] += 1
-            download = self._downloads.setdefault(key, threading.Lock())
+            self._users[shard.sha256] += 1
         try:
-            with download:
-                is_hit = self._touch(path, shard) and self._is_intact(path, key)
-                with self._lock:
-                    self.uses.count(is_hit=is_hit)
-                if not is_hit:
-                    self._download(storage, shard, path)
-                self._intact.add(key)
-            yield path
+            download = self.find_download(storage, shard)
+            if download is not None:
+                download.wait()
+            yield self.folder / shard.sha256
         finally:
-            self._release_user(key)
+            self._release_user(shard.sha256)
+
+    def find_download(self, storage: Storage, shard: ShardEntry) -> ShardDownload | None:
+        """Return the download of a shard that is not complete yet, which may begin now.
+
+        Return None if the shard is in the cache. Raises `DatasetError` if it cannot be stored.
+        """
+        key = shard.sha256
+        with self._lock:
+            gate = self._gates.setdefault(key, threading.Lock())
+        with gate:  # for one shard: its checksum may take a moment
+            with self._lock:
+                download = self._downloads.get(key)
+            is_hit = download is not None or self._is_stored(shard)
+            with self._lock:
+                self.uses.count(is_hit=is_hit)
+            if not is_hit:
+                download = self._start_download(storage, shard)
+        return download
+
+    def _is_stored(self, shard: ShardEntry) -> bool:
+        path = self.folder / shard.sha256
+        return self._touch(path, shard) and self._is_intact(path, shard.sha256)
 
     def has(self, shard: ShardEntry) -> bool:
         """Return whether the file of a shard is in the cache."""
@@ -109,6 +168,7 @@ class ObjectCache:
             return True
         try:
             if hash_file(path) == sha256:
+                self._intact.add(sha256)
                 return True
             path.unlink(missing_ok=True)
         except OSError:
@@ -116,8 +176,7 @@ class ObjectCache:
         get_logger("published").warning("damaged file removed from the cache", path=str(path))
         return False
 
-    def _download(self, storage: Storage, shard: ShardEntry, path: Path) -> None:
-        """Download and verify a shard, and then give it its final name."""
+    def _start_download(self, storage: Storage, shard: ShardEntry) -> ShardDownload:
         url = f"{storage.location}/{shard.path}"
         if shard.nbytes > self._max_bytes:
             raise DatasetError(
@@ -127,15 +186,48 @@ class ObjectCache:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._evict(shard.nbytes)
-            with AtomicFile(path) as file:
-                storage.fetch(shard.path, file.temporary)
-                check_shard_length(shard, file.temporary.stat().st_size, storage.location)
-                if hash_file(file.temporary) != shard.sha256:
+        except OSError as error:
+            raise self._storing_error(url, error) from None
+        download = ShardDownload(self.folder / new_temporary_name(), shard.nbytes)
+        with self._lock:
+            self._downloads[shard.sha256] = download
+            self._users[shard.sha256] += 1
+        thread = threading.Thread(
+            target=self._run_download, args=(storage, shard, download), daemon=True
+        )
+        thread.name = "splitarrow-download"
+        thread.start()
+        return download
+
+    def _run_download(self, storage: Storage, shard: ShardEntry, download: ShardDownload) -> None:
+        error: Exception | None = None
+        try:
+            self._download(storage, shard, download)
+        except Exception as failure:
+            error = failure
+        with self._lock:
+            del self._downloads[shard.sha256]
+        self._release_user(shard.sha256)
+        download.end(error)
+
+    def _download(self, storage: Storage, shard: ShardEntry, download: ShardDownload) -> None:
+        """Download and verify a shard, and then give it its final name."""
+        url = f"{storage.location}/{shard.path}"
+        try:
+            file = AtomicFile(self.folder / shard.sha256, temporary=download.path)
+            with file:
+                storage.fetch(shard.path, download.path, download.advance)
+                check_shard_length(shard, download.path.stat().st_size, storage.location)
+                if hash_file(download.path) != shard.sha256:
                     raise DatasetError(f"{url} does not have the SHA-256 in its manifest")
                 file.sync()
             sync_folder(self.folder)
+            self._intact.add(shard.sha256)
         except OSError as error:
-            raise DatasetError(f"cannot store {url} in {self.folder}: {error.strerror}") from None
+            raise self._storing_error(url, error) from None
+
+    def _storing_error(self, url: str, error: OSError) -> DatasetError:
+        return DatasetError(f"cannot store {url} in {self.folder}: {error.strerror}")
 
     def _evict(self, nbytes: int) -> None:
         """Delete the least recently used files until `nbytes` more bytes fit."""
@@ -159,4 +251,4 @@ class ObjectCache:
             self._users[key] -= 1
             if not self._users[key]:
                 del self._users[key]
-                self._downloads.pop(key, None)
+                self._gates.pop(key, None)

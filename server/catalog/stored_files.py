@@ -51,7 +51,7 @@ def find_stored_files(dataset: ServedDataset, request: Request) -> StoredFiles:
     return StoredFiles(dataset)
 
 
-_SELECTIONS = ("columns", "filter", "batch_rows", "compression", "batches", "rows")
+_SELECTIONS = ("columns", "filter", "batch_rows", "compression", "batches")
 
 
 class StoredFiles(DatasetView):
@@ -127,4 +127,11 @@ def view_files(dataset: ServedDataset, request: Request) -> tuple[ServedDataset,
     """Return the files of a dataset if a request is for them, and the request to open."""
     if request.format != FILE:
         return dataset, request
-    return find_stored_files(dataset, request), replace(request, format=None)
+    files = find_stored_files(dataset, request)
+    if request.rows is not None:
+        begin, end = request.rows
+        skipped = min(request.offset or 0, end - begin)
+        limit = end - begin - skipped
+        limit = limit if request.limit is None else min(limit, request.limit)
+        request = replace(request, rows=None, offset=begin + skipped, limit=limit)
+    return files, replace(request, format=None)
