@@ -19,6 +19,7 @@ from ...publication.manifest import ShardEntry
 from ...publication.shard_files import check_shard_length
 from ...publication.storage import Storage
 from ...transport.memory.files import SourceFile
+from .arriving import open_arriving
 from .dataset import Encoding, GeneratorSource, Measures, MessageGroups
 from .files.arrow import ArrowFileDataset
 from .files.concatenated import ConcatenatedFiles
@@ -74,6 +75,10 @@ class ShardReader:
                 stream=request.dataset,
             )
         if len(shards) == 1:
+            if folder is None:
+                arriving = self._open_arriving(shards[0], schema, selection)
+                if arriving is not None:
+                    return arriving
             with ExitStack() as resources:
                 file = resources.enter_context(self._local_file(shards[0]))
                 source = self._inspect(file, shards[0], schema).open(request, encoding)
@@ -99,6 +104,15 @@ class ShardReader:
             source = GeneratorSource(groups(file), blocking=False)
             source.call_on_close(resources.pop_all().close)
         return source
+
+    def _open_arriving(
+        self, shard: ShardEntry, schema: pa.Schema, selection: Selection
+    ) -> GeneratorSource | None:
+        """Open a shard that is being downloaded; None if it is complete, or has to be."""
+        download = self._cache.find_download(self._storage, shard)
+        if download is None:
+            return None
+        return open_arriving(download, schema, selection, self._storage.location)
 
     def measure_batches(
         self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding

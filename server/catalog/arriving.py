@@ -1,0 +1,153 @@
+"""Shards that are sent while they are downloaded.
+
+Their messages follow each other in the file as in a stream, and are sent as they are stored. The
+stream ends only after the whole file has the SHA-256 in the manifest.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pyarrow as pa
+
+from ...errors import DatasetError, ProtocolError, remote_error
+from ...formats.arrow.file import HEAD_BYTES, MAGIC, FramedMessage, MessageReader
+from ...formats.arrow.message import HeaderType, read_batch_header
+from ...formats.arrow.schema import describe_difference, read_schema
+from ...protocol.splitter import SourceMessage
+from ...transport.memory.files import FileSpan, SourceFile
+from .batch_ranges import BatchRanges
+from .dataset import GeneratorSource, MessageGroups
+from .files.arrow import ArrowFileDataset
+from .files.origins import LocalOrigin
+from .object_cache import ShardDownload
+from .selection import Selection
+
+_MAX_METADATA_BYTES = 64 << 20
+
+
+class _ArrivingFile(SourceFile):
+    """A file that grows. It is read only where it is complete."""
+
+    def check(self) -> None:
+        """Do nothing: the part that was read does not change any more."""
+
+
+def open_arriving(
+    download: ShardDownload, schema: pa.Schema, selection: Selection, location: str
+) -> GeneratorSource | None:
+    """Open a shard whose messages are sent as they are stored; None if others are requested.
+
+    It waits for the first messages. Raises `DatasetError` if the download fails, or the shard
+    differs from its manifest.
+    """
+    if not _keeps_messages(selection):
+        return None
+    download.wait_for(min(HEAD_BYTES, download.nbytes))
+    file = _ArrivingFile(download.path, refuse_writers=False)
+    try:
+        messages = _ArrivingMessages(download, file, location)
+        difference = describe_difference(schema, read_schema(messages.schema_metadata))
+        is_stored = selection.compression in (None, messages.codec or "none")
+    except BaseException:
+        file.close()
+        raise
+    if difference is not None or not is_stored:
+        file.close()  # the complete file is examined more closely
+        return None
+    source = GeneratorSource(messages.groups(selection.batches), blocking=True)
+    source.call_on_close(file.close)
+    return source
+
+
+def _keeps_messages(selection: Selection) -> bool:
+    return (
+        selection.filter is None
+        and selection.columns is None
+        and selection.derivation is None
+        and selection.limit is None
+        and selection.batch_rows is None
+        and selection.rows is None
+        and not selection.offset
+        and not selection.only_lengths
+    )
+
+
+class _ArrivingMessages:
+    """The messages of a file that grows."""
+
+    def __init__(self, download: ShardDownload, file: SourceFile, location: str) -> None:
+        self._download = download
+        self._file = file
+        self._location = location
+        self._reader = MessageReader(
+            self._read, download.nbytes, HEAD_BYTES, max_metadata_bytes=_MAX_METADATA_BYTES
+        )
+        if self._read(0, len(MAGIC)) != MAGIC:
+            raise DatasetError(f"{location}: a shard is not an Arrow IPC file")
+        first = self._next()
+        if first is None or first.header_type is not HeaderType.SCHEMA:
+            raise DatasetError(f"{location}: a shard does not begin with its schema")
+        self.schema_metadata: bytes = first.metadata
+        """The metadata of the schema message."""
+        self._ahead = self._next()
+        self.codec: str | None = None
+        """The codec of the first record batch."""
+        if self._ahead is not None:
+            self.codec = read_batch_header(self._ahead.metadata).codec
+
+    def groups(self, ranges: BatchRanges) -> MessageGroups:
+        """Yield the schema message, and each record batch of some ranges once it has arrived."""
+        group = [SourceMessage(self.schema_metadata, None)]
+        offsets: list[int] = []
+        number, message = 0, self._ahead
+        end = None if ranges.ranges is None else ranges.ranges[-1][1]
+        while message is not None:
+            offsets.append(message.offset)
+            is_batch = message.header_type is HeaderType.RECORD_BATCH
+            if number and not is_batch:  # a reader continues with the complete file
+                raise remote_error("UNAVAILABLE", "a dictionary follows a record batch")
+            is_chosen = not is_batch or bool(ranges.within(number, 1).ranges) or ranges.is_all
+            number += is_batch
+            if is_chosen and (end is None or number <= end):
+                self._download.wait_for(message.end)
+                header = read_batch_header(message.metadata)
+                body = [
+                    FileSpan(self._file, message.end - message.body_length, message.body_length)
+                ]
+                rows = header.rows if is_batch else 0
+                group.append(SourceMessage(message.metadata, body, message.body_length, rows))
+                yield group
+                group = []
+            message = self._next()
+        if group:
+            yield group
+        self._download.wait()
+        self._check_order(offsets)
+
+    def _check_order(self, offsets: list[int]) -> None:
+        """Raise `DatasetError` if the footer states another order than that of the file."""
+        dataset = ArrowFileDataset(
+            LocalOrigin(f"/proc/self/fd/{self._file.fileno()}"), refuse_writers=False
+        )
+        with closing(dataset.open_file()) as file:
+            index = dataset.load_contents(file).index
+        if (
+            index is None
+            or [block[0] for block in index.blocks.iter_tuples(0, len(index.blocks))] != offsets
+        ):
+            raise DatasetError(f"{self._location}: a shard has its record batches in another order")
+
+    def _read(self, offset: int, nbytes: int) -> bytes:
+        self._download.wait_for(offset + nbytes)
+        return self._file.read(offset, nbytes)
+
+    def _next(self) -> FramedMessage | None:
+        try:
+            message = self._reader.next_message()
+        except ProtocolError as error:
+            raise DatasetError(f"{self._location}: {error.message}") from None
+        kinds = (HeaderType.SCHEMA, HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH)
+        if message is not None and message.header_type not in kinds:
+            raise DatasetError(f"{self._location}: a shard has a message of another kind")
+        return message
