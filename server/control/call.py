@@ -29,6 +29,7 @@ from ..auth.tickets import TicketClaims
 from ..catalog.dataset import ServedDataset
 from ..catalog.suggestions import suggest_names
 from ..context import ServerContext
+from ..refusals import flatten_errors
 from ..usage import KeyedCounter
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Call:
 
     Attributes
     ----------
+    peer : str
+        The address of the client, as gRPC writes it.
     subject : str or None
         The dataset of the call, once that is known. Errors and logs name it.
     span : CallSpan or None
@@ -100,16 +103,21 @@ class Call:
         principal: Principal,
     ) -> None:
         self.context = context
+        self.peer = str(context.peer())  # gRPC crashes the process after the end of the call
         self.server = server
         self.headers = headers
         self.principal = principal
         self.subject: str | None = None
         self.span: CallSpan | None = None
 
-    @property
-    def peer(self) -> str:
-        """The address of the client, as gRPC writes it."""
-        return str(self.context.peer())
+    def is_lost(self, error: BaseException) -> bool:
+        """Return whether the client has disconnected. `error` has ended the call.
+
+        gRPC may fail to send before it learns the reason.
+        """
+        return self.context.done() or any(
+            isinstance(each, grpc.aio.InternalError) for each in flatten_errors(error)
+        )
 
     async def write(self, message: bytes) -> None:
         """Send a message. Return when gRPC can take the next one."""

@@ -210,10 +210,11 @@ class DoGetHandler:
                 # Not CANCELLED, which pyarrow raises as a KeyboardInterrupt.
                 raise remote_error("ABORTED", "the stream was cancelled", stream=request.dataset)
             stream.outcome = Outcome.COMPLETE
-        except Exception:
-            metrics.failures += 1
-            if stream.outcome is not Outcome.CANCELLED and not call.context.done():
-                stream.outcome = Outcome.FAILED
+        except Exception as error:
+            if not call.is_lost(error):
+                metrics.failures += 1
+                if stream.outcome is not Outcome.CANCELLED:
+                    stream.outcome = Outcome.FAILED
             raise
         finally:
             metrics.streams -= 1
