@@ -163,10 +163,10 @@ class ControlPlane:
         return self._uri
 
     async def run(self, *, task_status: TaskStatus[DataUri] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve, after `bind`, until the daemon drains and all calls have ended, or until cancelled.
+        """Serve until the daemon drains and all calls have ended, or until cancelled.
 
-        While the daemon drains, health checks get NOT_SERVING, and new calls get UNAVAILABLE
-        unless a read in progress needs them.
+        Call `bind` first. While the daemon drains, health checks get NOT_SERVING, and new calls get
+        UNAVAILABLE unless a read in progress needs them.
         """
         assert self._uri is not None
         try:

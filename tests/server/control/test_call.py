@@ -18,8 +18,9 @@ from pyarrow import flight
 from helpers.control_plane import Running, running
 from helpers.daemons import kill
 from helpers.ending_peers import start_readers
-from helpers.files import write_file
+from helpers.files import write_file, write_parquet
 from helpers.waiting import wait_until
+from splitarrow.proto import Flight_pb2 as pb
 from splitarrow.protocol.uri import DataUri
 from splitarrow.testing import Daemon
 
@@ -98,7 +99,9 @@ def has_ended(client: socket.socket) -> bool:
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("data")
     wide, big = pa.table({f"c{n}": [n] for n in range(5000)}), pa.table({"n": range(1 << 21)})
+    lists = pa.table({"n": [[1, 2]] * 20_000})
     datasets = {
+        "lists": write_parquet(folder / "lists.parquet", lists, row_group_size=1000),
         "wide": write_file(folder / "wide.arrow", wide),
         "big": write_file(folder / "big.arrow", big, batch_rows=1 << 18),
     }
@@ -110,20 +113,30 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         kill(server)
 
 
-def test_calls_that_are_cancelled_while_a_thread_works_for_them(daemon: Daemon) -> None:
+LENGTHS = pb.Action(type="lengths", body=b'{"dataset": "lists", "columns": ["n"]}')
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [("ListFlights", b""), ("DoAction", LENGTHS.SerializeToString())],
+    ids=["listing", "lengths"],
+)
+def test_calls_that_are_cancelled_while_a_thread_works_for_them(
+    daemon: Daemon, method: str, message: bytes
+) -> None:
     uri = DataUri.parse(daemon.control_uri)
     with grpc.insecure_channel(f"{uri.host}:{uri.port}") as channel:
-        listing = channel.unary_stream(f"{SERVICE}/ListFlights")
-        descriptions = list(listing(b"", timeout=20))
+        call = channel.unary_stream(f"{SERVICE}/{method}")
+        responses = list(call(message, timeout=20))
         began = time.monotonic()
-        assert list(listing(b"", timeout=20)) == descriptions
+        assert list(call(message, timeout=20)) == responses
         seconds = time.monotonic() - began
         for number in range(40):  # at all points of the work
-            calls = [listing(b"") for _ in range(4)]
+            calls = [call(message) for _ in range(4)]
             time.sleep(seconds * (number % 10) / 8)
-            for call in calls:
-                call.cancel()
-        assert list(listing(b"", timeout=20)) == descriptions
+            for each in calls:
+                each.cancel()
+        assert list(call(message, timeout=20)) == responses
     assert "Traceback" not in daemon.log()
 
 
