@@ -16,7 +16,6 @@ from grpc_health.v1 import health_pb2
 from pyarrow import flight
 
 from helpers.control_plane import Running, running
-from helpers.daemons import kill
 from helpers.ending_peers import start_readers
 from helpers.files import write_file, write_parquet
 from helpers.waiting import wait_until
@@ -105,12 +104,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         "wide": write_file(folder / "wide.arrow", wide),
         "big": write_file(folder / "big.arrow", big, batch_rows=1 << 18),
     }
-    server = Daemon(datasets, control="grpc://127.0.0.1:0")
-    try:
-        server.start()
+    with Daemon(datasets, control="grpc://127.0.0.1:0") as server:
         yield server
-    finally:
-        kill(server)
 
 
 LENGTHS = pb.Action(type="lengths", body=b'{"dataset": "lists", "columns": ["n"]}')
