@@ -207,7 +207,7 @@ def test_buffers_of_one_body_are_copied_as_one() -> None:
 
 def test_buffers_far_apart_are_copied_alone() -> None:
     values = np.arange(1 << 18, dtype=np.int32)
-    large, small = pa.py_buffer(values), pa.py_buffer(values[:10].copy())
+    large, small = pa.py_buffer(values.tobytes()), pa.py_buffer(values[:10].tobytes())
     buffers = [large.slice(0, 40), large.slice(1 << 19, 40), small]
     columns: list[Any] = [pa.Array.from_buffers(pa.int32(), 10, [None, b]) for b in buffers]
     batch = pa.record_batch(columns, names=["a", "b", "c"])
