@@ -165,10 +165,9 @@ class Session:
             self._is_reset = True
             self._scope.cancel()
         # All of a stream may be sent, and its leases held, before the reader takes any of it.
-        is_leased = self._machine.state is ServerState.LEASED
-        unread_bytes = self._channel.unread_bytes if is_leased else 0
-        progress = (self._channel.bytes_sent, unread_bytes)
-        is_taken = self._connection.writer.is_complete and not unread_bytes
+        unread = self._measure_unread() if self._machine.state is ServerState.LEASED else 0
+        progress = (self._channel.bytes_sent, unread)
+        is_taken = self._connection.writer.is_complete and not unread
         if is_taken or progress != self._progress:
             self._progress, self._stuck_since = progress, None
         elif self._stuck_since is None:
@@ -176,6 +175,12 @@ class Session:
         elif now - self._stuck_since >= seconds:
             self._log.warning("reader stalled", seconds=seconds)
             self._scope.cancel()
+
+    def _measure_unread(self) -> int:
+        """Return how much of a stream that was sent whole the reader has not read, in any unit."""
+        if self._channel.capabilities.remote_reads:  # reading a body frees its leases
+            return self.lease_table.held
+        return self._channel.unread_bytes
 
     async def _handshake(self) -> list[IncomingFrame]:
         """Wait for the reader's preface; return the frames behind it."""

@@ -190,6 +190,7 @@ def record(workplace: Path, tests: list[str]) -> None:
     lines = {
         str(Path(file).relative_to(package)): find_contexts(data, Path(file))
         for file in data.measured_files()
+        if file.endswith(".py")  # Templates are compiled as well.
     }
     usable = {n: s for n, s in recorder.seconds.items() if n not in recorder.failed}
     if not usable:

@@ -29,7 +29,7 @@ from ..rpc.info import (
     ShardUploadResult,
     UploadResult,
     count_rows,
-    encode_command,
+    describe,
     list_lengths,
     parse_info,
     parse_result,
@@ -266,6 +266,8 @@ class BaseClient(Mapping[str, "Dataset"]):
             If no such dataset or column exists.
         InvalidRequestError
             If the values in the column have no lengths.
+        LimitError
+            If the server sends more lengths than the dataset has rows.
         RemoteError
             If the server refuses, as it does for `count_rows`, or does not know the action.
 
@@ -580,11 +582,7 @@ class Client(BaseClient):
             If the server refuses; with the code FAILED_PRECONDITION if it does not have the
             version that the request names.
         """
-        descriptor = flight.FlightDescriptor(
-            type=flight.FlightDescriptor.CMD, cmd=encode_command(request)
-        )
-        name, message = request.dataset, descriptor.SerializeToString()
-        return parse_info(self.channel.call_unary("GetFlightInfo", message, dataset=name), name)
+        return describe(self.channel, request)
 
     def schema(self, name: str) -> pa.Schema:
         """Return the schema of a dataset.

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from ...errors import InvalidDataError, ProtocolError, RemoteError, SplitArrowError
+from ...errors import InvalidDataError, LimitError, ProtocolError, RemoteError, SplitArrowError
 from ...formats.arrow.schema import read_schema
 from ...formats.arrow.tensors.tensor import format_shape
 from ...formats.text import describe_as_html, describe_object, format_bytes, format_count
@@ -21,6 +21,7 @@ from ...proto import Flight_pb2 as flight
 from ...protocol.limits import DEFAULT_LIMITS
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
+from .channel import MAX_ANSWER_BYTES
 from .errors import restate_error
 
 if TYPE_CHECKING:
@@ -133,6 +134,15 @@ class DatasetInfo:
         if self.bytes is not None:
             facts.append(format_bytes(self.bytes))
         return [*facts, *([self.kind] if self.kind else [])]
+
+
+def describe(channel: FlightChannel, request: Request) -> DatasetInfo:
+    """Describe the selection of a dataset that a request makes; see `Client.describe`."""
+    descriptor = flight.FlightDescriptor(
+        type=flight.FlightDescriptor.CMD, cmd=encode_command(request)
+    )
+    name, message = request.dataset, descriptor.SerializeToString()
+    return parse_info(channel.call_unary("GetFlightInfo", message, dataset=name), name)
 
 
 def encode_command(request: Request) -> bytes:
@@ -341,16 +351,24 @@ def count_rows(channel: FlightChannel, request: Request, timeout: float) -> RowC
 
 Lengths = dict[int, "pa.ChunkedArray[Any]"]
 """For each shard, the lengths of values as int32, with a chunk for each of its record batches."""
-_MAX_LENGTHS_BYTES = 1 << 32
+_MAX_LENGTHS = 1 << 29
+"""The number of lengths that a server may send if it does not know the rows of the dataset."""
+_LENGTH_BYTES = 8
+"""More than the encoding takes for a length."""
 
 
 def list_lengths(channel: FlightChannel, request: Request, timeout: float) -> Lengths:
     """List the lengths of the values in the column of a request, within a time limit in seconds.
 
-    Raises `RemoteError` with the code UNIMPLEMENTED if the server is an older one.
+    Raises `RemoteError` with the code UNIMPLEMENTED if the server is an older one. Raises
+    `LimitError` if it sends more lengths than it has rows.
     """
     found: Lengths = {}
     parts: list[Any] = []
+    # The description of a selection by a filter has no rows.
+    whole = replace(request, columns=None, filter=None)
+    rows = describe(channel, whole).rows
+    left = max_rows = _MAX_LENGTHS if rows is None else rows
     try:
         for part in _call_for_shards(
             channel,
@@ -360,9 +378,15 @@ def list_lengths(channel: FlightChannel, request: Request, timeout: float) -> Le
             "lengths",
             lambda part: part["rows"] is None or _are_counts(part["rows"]),
             parse=_parse_lengths,
-            max_bytes=_MAX_LENGTHS_BYTES,
+            max_bytes=MAX_ANSWER_BYTES + _LENGTH_BYTES * max_rows,
         ):
             parts.append(part["lengths"])
+            left -= len(part["lengths"])
+            if left < 0:
+                raise LimitError(
+                    f"{channel.address} sent more than {max_rows} lengths, one for each row",
+                    stream=request.dataset,
+                )
             if part["rows"] is not None:
                 ends = [0, *accumulate(part["rows"])]
                 lengths = pa.concat_arrays(parts)

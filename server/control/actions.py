@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-from anyio import to_thread
 
 from ...errors import InvalidRequestError, NotFoundError, SplitArrowError, remote_error
 from ...formats.arrow.lengths import encode_lengths
@@ -29,7 +28,7 @@ from ..reload import ReloadReport
 from ..report import StreamReport, package_version
 from ..uploads.publication import PublishRequest, check_job
 from ..uploads.store import UploadStore
-from .call import NO_UPLOADS, Call, parse_message
+from .call import NO_UPLOADS, Call, parse_message, run_in_thread
 
 _TOTALS = {
     "started_streams": "streams",
@@ -193,14 +192,14 @@ class ActionHandler:
 
     async def _status(self, call: Call, body: bytes) -> bytes:
         del body
-        return _encode_json(await to_thread.run_sync(describe_status, call, self._started))
+        return _encode_json(await run_in_thread(describe_status, call, self._started))
 
     async def _cancel(self, call: Call, body: bytes) -> bytes:
         number = _decode_object(body).get("stream")
         if not isinstance(number, int):
             raise InvalidRequestError('the body of the action must be {"stream": NUMBER}')
         owner = None if call.principal.is_operator else call.principal.name
-        if not await to_thread.run_sync(call.server.reporter.cancel_number, number, owner):
+        if not await run_in_thread(call.server.reporter.cancel_number, number, owner):
             whose = "is running" if owner is None else "of the caller is running"
             raise NotFoundError(f"no stream {number} {whose}")
         self._log.info("stream cancelled", stream=number, principal=call.principal.name)
@@ -213,7 +212,7 @@ class ActionHandler:
         cancel_ticket = call.server.reporter.cancel_ticket
         for endpoint in info.endpoint:
             ticket = endpoint.ticket.ticket
-            running = await to_thread.run_sync(cancel_ticket, ticket, call.principal.name)
+            running = await run_in_thread(cancel_ticket, ticket, call.principal.name)
             if running or await self._use_up(call, ticket):
                 status = flight.CANCEL_STATUS_CANCELLED
         return flight.CancelFlightInfoResult(status=status).SerializeToString()
@@ -252,7 +251,7 @@ class ActionHandler:
             if result:
                 await call.write(flight.Result(body=result).SerializeToString())
             async with server.read_slots.slot_for(part, call.principal.name):
-                rows = await to_thread.run_sync(
+                rows = await run_in_thread(
                     dataset.count_rows, part, server.encoding, limiter=server.threads
                 )
             result = _encode_json({"shard": part.shard, "version": part.version, "rows": rows})
@@ -265,7 +264,7 @@ class ActionHandler:
             raise InvalidRequestError("the request names no column", stream=request.dataset)
         dataset, parts = await self._list_shards(call, request)
         server, result = call.server, b""
-        run = partial(to_thread.run_sync, limiter=server.threads)
+        run = partial(run_in_thread, limiter=server.threads)
         for part in parts:
             slot = server.read_slots.slot_for(part, call.principal.name)
             measures = await run(dataset.measure_batches, part, server.encoding)
@@ -287,7 +286,7 @@ class ActionHandler:
         """Return the version of a dataset that a request is for, and a request for each shard."""
         dataset = call.find_dataset(request.dataset)
         call.check_draining(request)
-        run = partial(to_thread.run_sync, limiter=call.server.threads)
+        run = partial(run_in_thread, limiter=call.server.threads)
         if isinstance(dataset, (DeltaDataset, PublishedDataset)):
             dataset = await run(dataset.resolve_version, request)
         version = await run(lambda: dataset.version)
@@ -305,7 +304,7 @@ class ActionHandler:
             raise remote_error(
                 "UNIMPLEMENTED", f"{request.dataset!r} is not a published dataset: it has no ranges"
             )
-        run = partial(to_thread.run_sync, limiter=call.server.threads)
+        run = partial(run_in_thread, limiter=call.server.threads)
         version = await run(dataset.resolve_version, request)
         result = b""
         for shard in version.list_ranges(request.columns):
@@ -331,13 +330,13 @@ class ActionHandler:
     async def _drop(self, call: Call, body: bytes) -> bytes:
         name = _decode_name(body)
         store = self._authorize_write(call, name)
-        await to_thread.run_sync(store.drop, name)
+        await run_in_thread(store.drop, name)
         return _encode_json({"dropped": name})
 
     async def _publish(self, call: Call, body: bytes) -> bytes:
         request = PublishRequest.parse(body)
         store = self._authorize_write(call, request.dataset)
-        return _encode_json(await to_thread.run_sync(store.publications.publish, request))
+        return _encode_json(await run_in_thread(store.publications.publish, request))
 
     async def _discard(self, call: Call, body: bytes) -> bytes:
         values = _decode_object(body)
@@ -347,7 +346,7 @@ class ActionHandler:
                 'the body of the action must be {"dataset": NAME, "job": JOB}'
             )
         store = self._authorize_write(call, name)
-        await to_thread.run_sync(store.publications.discard, name, check_job(job))
+        await run_in_thread(store.publications.discard, name, check_job(job))
         return _encode_json({"discarded": job})
 
     def _authorize_write(self, call: Call, name: str) -> UploadStore:
@@ -359,7 +358,7 @@ class ActionHandler:
     async def _reload_configuration(self, call: Call, body: bytes) -> bytes:
         del body
         call.principal.require_operator()
-        outcome = await to_thread.run_sync(self._reload)
+        outcome = await run_in_thread(self._reload)
         return _encode_json(outcome.as_json())
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
 import grpc.aio
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 
 from ...errors import (
     ExhaustedError,
@@ -29,6 +29,7 @@ from ..auth.tickets import TicketClaims
 from ..catalog.dataset import ServedDataset
 from ..catalog.suggestions import suggest_names
 from ..context import ServerContext
+from ..refusals import flatten_errors
 from ..usage import KeyedCounter
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ class AddressCalls:
             self._running.release(address)
 
 
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
+
 Context = Any  # grpc.aio.ServicerContext is generic in types that are bytes here
 
 _END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
@@ -86,6 +90,8 @@ class Call:
 
     Attributes
     ----------
+    peer : str
+        The address of the client, as gRPC writes it.
     subject : str or None
         The dataset of the call, once that is known. Errors and logs name it.
     span : CallSpan or None
@@ -100,16 +106,21 @@ class Call:
         principal: Principal,
     ) -> None:
         self.context = context
+        self.peer = str(context.peer())  # gRPC crashes the process after the end of the call
         self.server = server
         self.headers = headers
         self.principal = principal
         self.subject: str | None = None
         self.span: CallSpan | None = None
 
-    @property
-    def peer(self) -> str:
-        """The address of the client, as gRPC writes it."""
-        return str(self.context.peer())
+    def is_lost(self, error: BaseException) -> bool:
+        """Return whether the client has disconnected. `error` has ended the call.
+
+        gRPC may fail to send before it learns the reason.
+        """
+        return self.context.done() or any(
+            isinstance(each, grpc.aio.InternalError) for each in flatten_errors(error)
+        )
 
     async def write(self, message: bytes) -> None:
         """Send a message. Return when gRPC can take the next one."""
@@ -148,7 +159,7 @@ class Call:
     async def redeem_ticket(self, ticket: bytes) -> TicketClaims:
         """Redeem a ticket of the caller; see `AccessControl.redeem_ticket`."""
         redeem = self.server.access.redeem_ticket
-        claims = await to_thread.run_sync(redeem, ticket, Streams.BOTH, self.principal)
+        claims = await run_in_thread(redeem, ticket, Streams.BOTH, self.principal)
         self.subject = claims.request.dataset
         return claims
 
@@ -176,6 +187,32 @@ class Call:
         except NotFoundError:
             clause = suggest_names(name, self.list_datasets())
             raise NotFoundError(f"no dataset {name!r}{clause}", stream=name) from None
+
+
+async def run_in_thread(
+    function: Callable[[*_Arguments], _Result],
+    *arguments: *_Arguments,
+    limiter: CapacityLimiter | None = None,
+) -> _Result:
+    """Run a function on a worker thread, and wait for it even if gRPC cancels the call.
+
+    gRPC cancels the task of the call itself, from which anyio does not shield. What the function
+    uses, and the limits that count its thread, would then be released while it runs.
+    """
+    results: list[_Result] = []
+    errors: list[Exception] = []
+
+    async def run() -> None:
+        try:
+            results.append(await to_thread.run_sync(function, *arguments, limiter=limiter))
+        except Exception as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+    if errors:
+        raise errors.pop()
+    return results[0]
 
 
 def parse_message(message_type: Any, data: bytes) -> Any:

@@ -11,7 +11,6 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from anyio import to_thread
 
 from ...errors import ExhaustedError, LimitError, remote_error
 from ...formats.arrow.tensors.labels import is_tensor_content
@@ -33,7 +32,7 @@ from ..catalog.stored_files import view_files
 from ..catalog.tensors import refuse_do_get
 from ..prefetch import Prefetch
 from ..streams import Outcome, ReadSlot, RunningStream
-from .call import Call, parse_message
+from .call import Call, parse_message, run_in_thread
 from .info import build_plan, prefers_do_get
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ class DoGetHandler:
         request = Request.parse(command)
         call.check_draining(request)
         descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.CMD, cmd=command)
-        plan = await to_thread.run_sync(build_plan, call, request, descriptor)
+        plan = await run_in_thread(build_plan, call, request, descriptor)
         endpoints = plan.info.endpoint
         follows = (
             len(endpoints) == 1
@@ -199,7 +198,7 @@ class DoGetHandler:
         metrics.streams_total += 1
         try:
             with scope, server.reads.stream(request), self._read_ahead.stream():
-                source = await to_thread.run_sync(
+                source = await run_in_thread(
                     open_rows, dataset, request, encoding, limiter=server.threads
                 )
                 if span is not None:
@@ -212,10 +211,11 @@ class DoGetHandler:
                 # Not CANCELLED, which pyarrow raises as a KeyboardInterrupt.
                 raise remote_error("ABORTED", "the stream was cancelled", stream=request.dataset)
             stream.outcome = Outcome.COMPLETE
-        except Exception:
-            metrics.failures += 1
-            if stream.outcome is not Outcome.CANCELLED and not call.context.done():
-                stream.outcome = Outcome.FAILED
+        except Exception as error:
+            if not call.is_lost(error):
+                metrics.failures += 1
+                if stream.outcome is not Outcome.CANCELLED:
+                    stream.outcome = Outcome.FAILED
             raise
         finally:
             metrics.streams -= 1

@@ -109,9 +109,8 @@ class DoPutHandler:
 
     def __init__(self, store: UploadStore | None, max_uploads: int) -> None:
         self._store = store
-        self._max_uploads = max_uploads
         self._slots = UploadSlots(max_uploads)
-        self._threads: anyio.CapacityLimiter | None = None
+        self._threads = anyio.CapacityLimiter(max_uploads)
 
     async def do_put(self, call: Call, requests: object) -> None:
         """Receive an upload. Respond when it is stored, and served if it is a dataset.
@@ -144,8 +143,6 @@ class DoPutHandler:
         self, call: Call, upload: Upload, patience: Patience, first: FlightData
     ) -> None:
         """Store messages on a worker thread while the next ones arrive. Finish the upload."""
-        if self._threads is None:
-            self._threads = anyio.CapacityLimiter(self._max_uploads)
         sender, receiver = anyio.create_memory_object_stream[FlightData | None](0)
         try:
             async with anyio.create_task_group() as group:

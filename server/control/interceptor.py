@@ -140,7 +140,7 @@ class CallInterceptor:
             self._log.info(
                 "call refused", code=code.name, reason=str(ours), dataset=subject, peer=call.peer
             )
-        elif call.context.done():
+        elif any(map(call.is_lost, errors)):
             self._end_span(call, "CANCELLED")
             raise CancelledError  # the client has disconnected: nobody reads the status
         else:

@@ -165,11 +165,9 @@ class ControlPlane:
     async def run(self, *, task_status: TaskStatus[DataUri] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until the daemon drains and all calls have ended, or until cancelled.
 
-        While the daemon drains, health checks get NOT_SERVING, and new calls get UNAVAILABLE
-        unless a read in progress needs them.
+        Call `bind` first. While the daemon drains, health checks get NOT_SERVING, and new calls get
+        UNAVAILABLE unless a read in progress needs them.
         """
-        if self._uri is None:
-            await self.bind()
         assert self._uri is not None
         try:
             await self._server.start()

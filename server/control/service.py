@@ -11,14 +11,13 @@ from typing import Any
 
 import anyio
 import grpc
-from anyio import to_thread
 
 from ...errors import InvalidRequestError, UnavailableError, remote_error
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ..auth.principal import unauthenticated
 from .actions import ActionHandler
-from .call import Call, parse_message, read_field
+from .call import Call, parse_message, read_field, run_in_thread
 from .do_get import DoGetHandler
 from .do_put import DoPutHandler
 from .info import build_info, build_listing, build_schema
@@ -165,7 +164,7 @@ class FlightService:
         criteria = compile_criteria(parse_message(flight.Criteria, message).expression)
         for name in call.list_datasets():
             if criteria.match(name):
-                info = await to_thread.run_sync(build_listing, call, name)
+                info = await run_in_thread(build_listing, call, name)
                 if info is not None:
                     await call.write(info.SerializeToString())
 
@@ -180,11 +179,11 @@ class FlightService:
         descriptor = parse_message(flight.FlightDescriptor, message)
         request = parse_descriptor(descriptor)
         call.check_draining(request)
-        return await to_thread.run_sync(build_info, call, request, descriptor)
+        return await run_in_thread(build_info, call, request, descriptor)
 
     async def _get_schema(self, call: Call, message: bytes) -> bytes:
         request = parse_descriptor(parse_message(flight.FlightDescriptor, message))
-        schema = await to_thread.run_sync(build_schema, call, request)
+        schema = await run_in_thread(build_schema, call, request)
         return flight.SchemaResult(schema=schema).SerializeToString()
 
     async def _do_exchange(self, call: Call, requests: object) -> None:

@@ -27,6 +27,8 @@ from splitarrow.testing import Daemon
 PARTS = 6
 ROWS = 1000
 CONTROL = "grpc://127.0.0.1:0"
+EXIT_SECONDS = 15.0
+"""The longest time of an exit that waits for nothing: less than the default of `drain_seconds`."""
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def test_a_read_that_has_begun_gets_all_its_parts(
             assert running.is_running
             batches += stream
         assert row_numbers(batches) == ALL_ROWS
-    assert running.wait() == 0
+    assert running.wait(timeout=EXIT_SECONDS) == 0
 
 
 def test_signed_tickets_and_limits_work_the_same(

@@ -30,13 +30,15 @@ LISTEN = ["tcp://127.0.0.1:0", "shm://", "ucx://127.0.0.1:0"]
 SECONDS = 0.4
 """The time limits of the daemon."""
 ROWS = 8_000_000
+SMALL_ROWS = 32_000
+"""A quarter of them is large enough to be read from the server's memory over UCX."""
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     big, small = (tmp_path_factory.mktemp("data") / f"{name}.arrow" for name in ("big", "small"))
     write_file(big, pa.table({"n": pa.array(range(ROWS), pa.int64())}), batch_rows=4000)
-    write_file(small, pa.table({"n": pa.array(range(4000), pa.int64())}), batch_rows=1000)
+    write_file(small, pa.table({"n": range(SMALL_ROWS)}), batch_rows=SMALL_ROWS // 4)
     server = Daemon(
         {"big": big, "small": small},
         listen=LISTEN,
@@ -144,12 +146,20 @@ def test_a_stream_that_is_requested_and_never_read(daemon: Daemon, scheme: str) 
         client.close()
 
 
-def test_a_stream_of_leases_that_fits_into_the_socket_and_is_never_read(daemon: Daemon) -> None:
+@pytest.mark.parametrize("scheme", ["shm", "ucx"])
+def test_a_stream_of_leases_that_is_sent_whole_and_never_read(daemon: Daemon, scheme: str) -> None:
     before = daemon.log().count("reader stalled")
-    with connect(daemon, "shm") as client:
-        client.sendall(request(b"small"))
-        wait_until(lambda: daemon.log().count("reader stalled") > before, "the disconnection")
-        wait_until(lambda: stats(daemon)["leases"] == 0, "the end of the leases")
+    reader: Any
+    if scheme == "shm":
+        reader = connect(daemon, scheme)
+        reader.sendall(request(b"small"))
+    else:
+        reader = connect_ucx(daemon)
+        blocking.send(reader, [TaggedFrame(WANT_DATA, 5, (b"small",))], 10)
+    wait_until(lambda: stats(daemon)["leases"] == 4, "the leases")
+    wait_until(lambda: daemon.log().count("reader stalled") > before, "the disconnection")
+    wait_until(lambda: stats(daemon)["leases"] == 0, "the end of the leases")
+    reader.close()
 
 
 def test_a_reader_that_holds_leases_is_not_disconnected(daemon: Daemon) -> None:
@@ -159,7 +169,7 @@ def test_a_reader_that_holds_leases_is_not_disconnected(daemon: Daemon) -> None:
         time.sleep(3 * SECONDS)
         assert stats(daemon)["leases"] == 4
     assert daemon.log().count("reader stalled") == before
-    assert table.num_rows == 4000
+    assert table.num_rows == SMALL_ROWS
 
 
 def test_a_slow_reader_is_not_disconnected(daemon: Daemon) -> None:

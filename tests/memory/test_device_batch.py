@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from helpers.arrow_data import make_arrays_of_all_types
-from helpers.trap_device import HostDevice, TrapDevice, TrapMemory
-from splitarrow.errors import LimitError, UsageError
+from helpers.trap_device import HostDevice, TrapDevice, TrapEvent, TrapMemory
+from splitarrow.errors import LimitError, SplitArrowError, UsageError
 from splitarrow.memory import DeviceBatch
 
 ARRAYS = make_arrays_of_all_types()
@@ -87,6 +87,17 @@ def test_the_stream_of_a_consumer_waits_and_the_next_use_waits_for_it() -> None:
 def test_a_consumer_that_names_no_stream_makes_the_device_synchronize() -> None:
     memory = TrapMemory()
     copy(NUMBERS, memory)["n"].__dlpack__(stream=-1)
+    copy(NUMBERS, memory)
+    assert memory.device.synchronizations == 1
+
+
+def test_a_stream_that_cannot_be_recorded_makes_the_device_synchronize() -> None:
+    class Capturing(TrapDevice):
+        def record_stream(self, stream: int) -> TrapEvent:
+            raise SplitArrowError("the stream captures a graph")
+
+    memory = TrapMemory(device=Capturing())
+    copy(NUMBERS, memory)["n"].__dlpack__(stream=7)
     copy(NUMBERS, memory)
     assert memory.device.synchronizations == 1
 
@@ -192,6 +203,17 @@ def test_buffers_of_one_body_are_copied_as_one() -> None:
     memory = TrapMemory()
     assert copy(batch, memory).to_arrow().equals(batch)
     assert memory.device.queued == 1
+
+
+def test_buffers_far_apart_are_copied_alone() -> None:
+    values = np.arange(1 << 18, dtype=np.int32)
+    large, small = pa.py_buffer(values.tobytes()), pa.py_buffer(values[:10].tobytes())
+    buffers = [large.slice(0, 40), large.slice(1 << 19, 40), small]
+    columns: list[Any] = [pa.Array.from_buffers(pa.int32(), 10, [None, b]) for b in buffers]
+    batch = pa.record_batch(columns, names=["a", "b", "c"])
+    memory = TrapMemory()
+    assert copy(batch, memory).to_arrow().equals(batch)
+    assert sorted(memory.device.sources) == sorted(each.address for each in buffers)
 
 
 def test_host_memory_is_kept_until_its_copy_has_ended() -> None:

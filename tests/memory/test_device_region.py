@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from helpers.trap_device import TrapDevice
+from helpers.waiting import wait_until
 from splitarrow.errors import ConnectError, ProtocolError, SplitArrowError, UsageError
 from splitarrow.memory.device_region import DeviceExport, DeviceRegion
 from splitarrow.protocol.regions import DeviceHandles
@@ -119,3 +121,21 @@ def test_what_cannot_be_exported_is_refused() -> None:
         DeviceExport(device, 13, [])
     with pytest.raises(UsageError, match="is not within one allocation"):
         DeviceExport(device, device.type_code, [pa.foreign_buffer(device.allocate(4096), 4097)])
+
+
+def test_a_lease_lasts_until_nothing_on_the_device_uses_it() -> None:
+    class Lease:
+        pass
+
+    def wait() -> None:
+        held.append(found() is not None)
+
+    held: list[bool] = []
+    lease = Lease()
+    found = weakref.ref(lease)
+    exported, _ = export(TrapDevice(), 100)
+    block = DeviceRegion(TrapDevice(), exported.handles).lease(lease)
+    block.on_return = lambda: wait
+    del lease, block
+    wait_until(lambda: found() is None, "the end of the lease")
+    assert held == [True]

@@ -17,9 +17,13 @@ import splitarrow
 from helpers.ending_peers import Step, WirePeer
 from helpers.waiting import wait_until
 from splitarrow.errors import ExhaustedError, RemoteError
+from splitarrow.protocol.frames import TaggedFrame
 from splitarrow.protocol.states import ServerState
 from splitarrow.protocol.uri import DataUri
 from splitarrow.server.catalog.tables import TableDataset
+from splitarrow.transport import blocking
+from splitarrow.transport.base import ConnectOptions
+from splitarrow.transport.registry import find_transport
 
 TABLE = pa.table({"n": range(1 << 17)})
 
@@ -135,7 +139,45 @@ def test_a_reader_is_idle_from_its_last_lease_on(tmp_path: Path) -> None:
             wait_until(lambda: session._machine.state is ServerState.LEASED, "the end")
             wait_until(lambda: session._idle_since > connected, "the time of the end", seconds=5)
             assert find_deadline() == math.inf
+            assert session._leases._sources
             ended = session._idle_since
             peer.free_all()
             wait_until(lambda: session._idle_since > ended, "the time of the free", seconds=5)
             wait_until(lambda: find_deadline() == session._idle_since + 1000, seconds=5)
+            wait_until(lambda: not session._leases._sources, "the release", seconds=5)
+
+
+def test_a_reader_makes_progress_by_freeing_leases_of_a_stream_that_was_sent_whole() -> None:
+    batches = pa.table({"n": range(1 << 18)}).to_batches(max_chunksize=1 << 13)
+    with splitarrow.serve(
+        {"d": pa.Table.from_batches(batches)}, listen=["ucx://127.0.0.1:0"]
+    ) as server:
+        sessions: Any = server._daemon._sessions  # pyright: ignore[reportPrivateUsage]
+        uri = DataUri.parse(server.uri("d"))
+        with closing(find_transport(uri).connect(uri, ConnectOptions())) as channel:
+            blocking.send(channel, [TaggedFrame(uri.require_want_data(), 1, (b"d",))], 10)
+            wait_until(lambda: [s for s in sessions if s._machine.state is ServerState.LEASED])
+            (session,) = sessions
+            session.check_progress(0, 10)
+            session.check_progress(5, 10)
+            assert (session.lease_table.held, session._stuck_since) == (len(batches), 5)
+            blocking.receive(channel, 10)
+            blocking.send(channel, [], 10)
+            wait_until(lambda: session.lease_table.held < len(batches), "free leases")
+            assert session.lease_table.held > 0
+            session.check_progress(20, 10)
+            assert session._stuck_since is None
+
+
+def test_the_source_of_a_stream_without_leases_is_released_at_its_end() -> None:
+    """The connection stays open, and may carry further streams."""
+    with splitarrow.serve({"d": pa.table({"n": [1]})}, listen=["ucx://127.0.0.1:0"]) as server:
+        sessions: Any = server._daemon._sessions  # pyright: ignore[reportPrivateUsage]
+        uri = DataUri.parse(server.uri("d"))
+        with closing(find_transport(uri).connect(uri, ConnectOptions())) as channel:
+            wait_until(lambda: sessions, "the connection")
+            (session,) = sessions
+            blocking.send(channel, [TaggedFrame(uri.require_want_data(), 1, (b"d",))], 10)
+            wait_until(lambda: server.stats()["streams_total"], "the stream")
+            wait_until(lambda: session._machine.state is ServerState.IDLE, "the end of the stream")
+            assert not session._leases._sources

@@ -160,9 +160,11 @@ def test_each_stream_may_hold_a_group_beyond_the_limit() -> None:
 )
 def test_batches_shrink_as_streams_share_the_memory(streams: int, mebibytes: float) -> None:
     memory = StreamMemory(256 << 20)
-    for _ in range(streams):
-        memory.share("a")
+    shares = [memory.share("a") for _ in range(streams)]
     assert memory.batch_bytes == mebibytes * (1 << 20)
+    for share in shares:
+        share.close()
+    assert memory.batch_bytes == 64 << 20
 
 
 async def test_a_stream_goes_ahead_only_while_there_is_room() -> None:

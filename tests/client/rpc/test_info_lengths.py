@@ -8,10 +8,12 @@ import pyarrow as pa
 import pytest
 
 from splitarrow.client.rpc.info import list_lengths
-from splitarrow.errors import ProtocolError, RemoteError, SplitArrowError, remote_error
+from splitarrow.errors import LimitError, ProtocolError, RemoteError, SplitArrowError, remote_error
 from splitarrow.formats.arrow.lengths import encode_lengths
 from splitarrow.proto import Flight_pb2 as flight
 from splitarrow.protocol.request import Request
+
+REQUEST = Request("d", ("n",), filter="x", version="v")
 
 
 class Channel:
@@ -19,23 +21,33 @@ class Channel:
 
     address = "grpc://old:1"
 
-    def __init__(self, bodies: list[bytes], error: SplitArrowError | None = None) -> None:
+    def __init__(
+        self, bodies: list[bytes], error: SplitArrowError | None = None, rows: int = 10
+    ) -> None:
         self._bodies = bodies
         self._error = error
+        self._rows = rows
+
+    def call_unary(self, method: str, message: bytes, *, dataset: str) -> bytes:
+        command = Request.parse(flight.FlightDescriptor.FromString(message).cmd)
+        assert (method, command, dataset) == ("GetFlightInfo", Request("d", version="v"), "d")
+        schema = pa.schema([("n", pa.list_(pa.int8()))]).serialize().to_pybytes()
+        return flight.FlightInfo(schema=schema, total_records=self._rows).SerializeToString()
 
     def call_stream(self, method: str, message: bytes, **options: Any) -> Any:
         action = flight.Action.FromString(message)
         assert (method, action.type) == ("DoAction", "lengths")
-        assert Request.parse(action.body) == Request("d", ("n",))
-        assert options == {"dataset": "d", "timeout": 2.5, "max_bytes": 1 << 32}
+        assert Request.parse(action.body) == REQUEST
+        limit = (1 << 28) + 8 * (self._rows if self._rows >= 0 else 1 << 29)
+        assert options == {"dataset": "d", "timeout": 2.5, "max_bytes": limit}
         yield from (flight.Result(body=body).SerializeToString() for body in self._bodies)
         if self._error is not None:
             raise self._error
 
 
-def read(*bodies: bytes, error: SplitArrowError | None = None) -> Any:
-    channel: Any = Channel(list(bodies), error)
-    return list_lengths(channel, Request("d", ("n",)), 2.5)
+def read(*bodies: bytes, error: SplitArrowError | None = None, rows: int = 10) -> Any:
+    channel: Any = Channel(list(bodies), error, rows)
+    return list_lengths(channel, REQUEST, 2.5)
 
 
 def encode(header: Any, *batches: list[int | None]) -> bytes:
@@ -66,6 +78,15 @@ GOOD = encode({"shard": 0}, [1, 2])
 def test_malformed_lengths_are_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError, match="the server sent malformed lengths") as caught:
         read(encode({"shard": 1}, [3]), body)
+    assert caught.value.stream == "d"
+
+
+def test_a_server_may_send_a_length_for_each_row() -> None:
+    parts = encode({"shard": 0}, [1, None], [3]), encode({"shard": 1}, [4])
+    for rows in (4, 5, -1):
+        assert [len(each) for each in read(*parts, rows=rows).values()] == [3, 1]
+    with pytest.raises(LimitError, match=r"grpc://old:1 sent more than 3 lengths") as caught:
+        read(*parts, rows=3)
     assert caught.value.stream == "d"
 
 

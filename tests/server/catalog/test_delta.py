@@ -16,7 +16,12 @@ from helpers.catalog import read_dataset
 from helpers.daemons import StartDaemon
 from helpers.files import write_parquet
 from helpers.sources import encode_filter
-from splitarrow.errors import DatasetError, MissingExtraError, RemoteError
+from splitarrow.errors import (
+    DatasetError,
+    InvalidRequestError,
+    MissingExtraError,
+    RemoteError,
+)
 from splitarrow.server.catalog import delta as delta
 from splitarrow.server.catalog.catalog import open_dataset
 
@@ -48,6 +53,15 @@ def test_the_newest_version_is_served_and_older_ones_on_request(tmp_path: Path) 
         reason = f"does not have the version {version}; the newest is 2-"
         with pytest.raises(RemoteError, match=reason):
             read_dataset(dataset, version=version)
+
+
+def test_a_table_without_files_has_one_shard(tmp_path: Path) -> None:
+    write(tmp_path, range(3))
+    DeltaTable(tmp_path).delete()
+    dataset = open_dataset(tmp_path)
+    assert read_dataset(dataset, shard=0).rows == 0
+    with pytest.raises(InvalidRequestError, match="shard"):
+        read_dataset(dataset, shard=1)
 
 
 def test_versions_of_different_tables_differ(tmp_path: Path) -> None:

@@ -282,6 +282,16 @@ def test_offsets_of_an_exported_array_are_applied(memory: TrapMemory) -> None:
     source.close()
 
 
+def test_negative_offsets_are_refused(memory: TrapMemory) -> None:
+    batch = move(pa.record_batch({"s": ["a", "bc"]}), memory)
+    memory.device.synchronize()
+    offsets = batch.layouts[0].buffers[1]
+    assert offsets is not None
+    memory.device.write(offsets.address + 8, (-1).to_bytes(4, "little", signed=True))
+    with pytest.raises(UsageError, match="an array on a device has the offset -1"):
+        open_dataset(batch)
+
+
 def test_a_spent_budget_of_the_staging_memory_is_named(
     memory: TrapMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,8 +310,10 @@ def test_a_spent_budget_of_the_staging_memory_is_named(
 
 
 def test_host_arrays_are_no_datasets() -> None:
-    with pytest.raises(UsageError, match="cannot serve an object of the type dict"):
-        open_dataset({"a": 1})
+    page_locked = SimpleNamespace(__dlpack_device__=lambda: (3, 0))
+    for source in ({"a": 1}, {"a": page_locked}):
+        with pytest.raises(UsageError, match="cannot serve an object of the type dict"):
+            open_dataset(source)
 
 
 def test_the_buffers_of_a_message_are_found_in_the_memory_of_the_device(

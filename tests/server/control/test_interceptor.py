@@ -17,7 +17,9 @@ from pyarrow import flight
 
 from helpers.control_plane import Running, running
 from helpers.files import write_file
+from helpers.waiting import wait_until
 from splitarrow import errors
+from splitarrow.proto import Flight_pb2 as pb
 from splitarrow.protocol.limits import Limits
 from splitarrow.server.control.interceptor import grpc_status
 
@@ -153,6 +155,17 @@ def test_draining_refuses_calls_and_lets_streams_finish(tmp_path: Path) -> None:
             client.get_flight_info(PATH("big"))
         batches += [chunk.data for chunk in reader]
         assert pa.Table.from_batches(batches) == table
+
+
+def test_a_read_in_progress_does_not_let_other_calls_in(server: Running) -> None:
+    with server.client() as client, server.channel() as channel:
+        hold = pb.Action(type="hold", body=b"numbers").SerializeToString()
+        held = channel.unary_stream("/arrow.flight.protocol.FlightService/DoAction")(hold)
+        wait_until(lambda: server.daemon.context.reads, "the read")
+        server.drain()
+        with pytest.raises(flight.FlightUnavailableError, match="the server is draining"):
+            list(client.list_flights())
+        held.cancel()
 
 
 def test_cutting_ends_running_streams(tmp_path: Path) -> None:

@@ -285,6 +285,30 @@ def test_uploads_over_the_limit_are_refused(writable: Path, table: pa.Table) -> 
         put(client, "second", table)
 
 
+def test_the_end_of_an_upload_makes_room_for_one(writable: Path, table: pa.Table) -> None:
+    with (
+        running({}, writable=writable, limits=Limits(uploads=2)) as server,
+        server.client() as client,
+    ):
+
+        def start(name: str) -> Any:
+            begun = len(files(writable))
+            writer, answers = client.do_put(PATH(name), table.schema)
+            writer.write_table(table)
+            wait_until(lambda: len(files(writable)) > begun, "the file of the upload")
+            return writer, answers
+
+        (first, answers), (second, _) = start("a"), start("b")
+        first.done_writing()
+        assert answers.read() is not None
+        first.close()
+        third, _ = start("c")
+        with pytest.raises(pa.ArrowException, match="'anyone' has 2 running uploads"):
+            put(client, "d", table)
+        for writer in (second, third):
+            writer.close()
+
+
 @pytest.mark.parametrize(("rate", "amount"), [(0, "nothing"), (1 << 20, "less than 1048576 bytes")])
 def test_an_upload_that_sends_too_little_is_ended(
     writable: Path, table: pa.Table, rate: int, amount: str

@@ -77,6 +77,14 @@ def test_rows_that_repeat_a_long_value_are_decoded_a_few_at_a_time(
         read_within(path, 16 * MIB)
 
 
+def test_values_of_fixed_width_count_with_their_pages(tmp_path: Path) -> None:
+    table = pa.table({"n": range(MIB)})
+    path = write_parquet(tmp_path / "x.parquet", table, use_dictionary=False)
+    assert read_within(path, 4 * MIB).rows == MIB
+    with pytest.raises(ExhaustedError, match="parquet_decoding_bytes"):
+        read_within(path, 3 * MIB)
+
+
 def test_short_values_of_a_large_dictionary_do_not_make_batches_small(tmp_path: Path) -> None:
     texts = [f"a text of moderate length with the number {n}" for n in range(100_000)] * 2
     path = write_parquet(

@@ -88,6 +88,7 @@ SELECTIONS: list[dict[str, Any]] = [
     {"rows": (4000, 16_400), "columns": ["s"], "filter": "n > 5000"},
     {"batch_rows": 777, "limit": 3000},
     {"limit": 0},
+    {"filter": "n > 4990", "limit": 10},
 ]
 
 
