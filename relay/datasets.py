@@ -17,6 +17,8 @@ from ..errors import (
     remote_error,
 )
 from ..protocol.request import Request
+from ..publication.manifest import Manifest
+from ..publication.version_store import VersionStore
 from ..server.catalog.dataset import (
     Encoding,
     GeneratorSource,
@@ -26,8 +28,9 @@ from ..server.catalog.dataset import (
     check_version,
 )
 from ..server.catalog.messages.reencoding import Batches, encode_groups
-from ..server.catalog.object_cache import ObjectCache
+from ..server.catalog.object_cache import CacheFullError, ObjectCache
 from ..server.catalog.published import PublishedDataset, PublishedVersion
+from ..server.catalog.published_shards import ShardReader
 from ..server.catalog.selection import Selection
 from .upstream import UpstreamStorage
 
@@ -129,6 +132,41 @@ class PassedDataset(ServedDataset):
         )
 
 
+class _RelayedVersion(PublishedVersion):
+    """A version whose shards are cached, or pass through if the cache is full."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        store: VersionStore,
+        reader: ShardReader,
+        upstream: UpstreamStorage,
+    ) -> None:
+        super().__init__(manifest, store, reader)
+        self._upstream = upstream
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Open the version for one reader; see `PublishedVersion.open`."""
+        try:
+            return super().open(request, encoding)
+        except CacheFullError:
+            passed, part = self._pass(request)
+            return passed.open(part, encoding)
+
+    def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
+        """Yield a measure of each stored batch; see `PublishedVersion.measure_batches`."""
+        try:
+            yield from super().measure_batches(request, encoding)
+        except CacheFullError:  # before the first measure
+            passed, part = self._pass(request)
+            yield from passed.measure_batches(part, encoding)
+
+    def _pass(self, request: Request) -> tuple[PassedDataset, Request]:
+        """Return what reads at the upstream, and the request there."""
+        client, info = self._upstream.describe(self.manifest.version)
+        return PassedDataset(client, info), replace(request, version=info.version)
+
+
 class RelayedDataset(PublishedDataset):
     """A published dataset of the upstream, whose shards are cached."""
 
@@ -143,3 +181,6 @@ class RelayedDataset(PublishedDataset):
     def _find_version(self, request: Request) -> PublishedVersion:
         self._check_upstream()
         return super()._find_version(request)
+
+    def _make_version(self, manifest: Manifest) -> PublishedVersion:
+        return _RelayedVersion(manifest, self._store, self._reader, self.upstream)

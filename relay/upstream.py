@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..client.dataset.client import Client
-from ..client.rpc.info import read_manifest
+from ..client.rpc.info import DatasetInfo, read_manifest
 from ..errors import (
     DatasetError,
     SplitArrowError,
@@ -146,6 +146,21 @@ class UpstreamStorage:
                     return
                 except SplitArrowError as error:
                     failure = error
+        raise _as_dataset_error(self.location, failure)
+
+    def describe(self, number: int) -> tuple[Client, DatasetInfo]:
+        """Return a daemon that has all shards of a version, and the version there."""
+        with self._lock:
+            version = self._versions.get(number)
+        failure: SplitArrowError | None = None
+        for client, text in () if version is None else version.holders:
+            try:
+                info = client.describe(Request(self._name, version=text))
+            except SplitArrowError as error:
+                failure = error
+                continue
+            if info.shards_held in (None, info.shards_total):
+                return client, info
         raise _as_dataset_error(self.location, failure)
 
     def create(self, name: str, data: bytes) -> bool:

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pyarrow as pa
 
-from ...errors import DatasetError, ProtocolError, remote_error
+from ...errors import DatasetError, InvalidRequestError, ProtocolError, remote_error
 from ...formats.arrow.file import HEAD_BYTES, MAGIC, FramedMessage, MessageReader
 from ...formats.arrow.message import HeaderType, read_batch_header
 from ...formats.arrow.schema import describe_difference, read_schema
@@ -20,7 +20,7 @@ from .batch_ranges import BatchRanges
 from .dataset import GeneratorSource, MessageGroups
 from .files.arrow import ArrowFileDataset
 from .files.origins import LocalOrigin
-from .object_cache import ShardDownload
+from .object_cache import CacheFullError, ShardDownload
 from .selection import Selection
 
 _MAX_METADATA_BYTES = 64 << 20
@@ -100,30 +100,35 @@ class _ArrivingMessages:
         """Yield the schema message, and each record batch of some ranges once it has arrived."""
         group = [SourceMessage(self.schema_metadata, None)]
         offsets: list[int] = []
-        number, message = 0, self._ahead
-        end = None if ranges.ranges is None else ranges.ranges[-1][1]
+        batches, message = 0, self._ahead
         while message is not None:
             offsets.append(message.offset)
             is_batch = message.header_type is HeaderType.RECORD_BATCH
-            if number and not is_batch:  # a reader continues with the complete file
+            if batches and not is_batch:  # a reader continues with the complete file
                 raise remote_error("UNAVAILABLE", "a dictionary follows a record batch")
-            is_chosen = not is_batch or bool(ranges.within(number, 1).ranges) or ranges.is_all
-            number += is_batch
-            if is_chosen and (end is None or number <= end):
-                self._download.wait_for(message.end)
-                header = read_batch_header(message.metadata)
-                body = [
-                    FileSpan(self._file, message.end - message.body_length, message.body_length)
-                ]
-                rows = header.rows if is_batch else 0
-                group.append(SourceMessage(message.metadata, body, message.body_length, rows))
+            if not is_batch or ranges.is_all or ranges.within(batches, 1).ranges:
+                group.append(self._take(message))
                 yield group
                 group = []
+            batches += is_batch
             message = self._next()
         if group:
             yield group
-        self._download.wait()
+        if ranges.ranges is not None and ranges.ranges[-1][1] > batches:
+            raise InvalidRequestError(
+                f"there are no record batches {ranges.ranges[-1][0]}:{ranges.ranges[-1][1]}; there "
+                f"are {batches}, counted from 0"
+            )
+        self._wait_for(self._download.nbytes + 1)
         self._check_order(offsets)
+
+    def _take(self, message: FramedMessage) -> SourceMessage:
+        """Return a message once its body has arrived."""
+        self._wait_for(message.end)
+        nbytes = message.body_length
+        body = [FileSpan(self._file, message.end - nbytes, nbytes)]
+        rows = read_batch_header(message.metadata).rows
+        return SourceMessage(message.metadata, body, nbytes, rows)
 
     def _check_order(self, offsets: list[int]) -> None:
         """Raise `DatasetError` if the footer states another order than that of the file."""
@@ -132,14 +137,18 @@ class _ArrivingMessages:
         )
         with closing(dataset.open_file()) as file:
             index = dataset.load_contents(file).index
-        if (
-            index is None
-            or [block[0] for block in index.blocks.iter_tuples(0, len(index.blocks))] != offsets
-        ):
+        blocks = () if index is None else index.blocks.iter_tuples(0, len(index.blocks))
+        if [offset for offset, *_ in blocks] != offsets:
             raise DatasetError(f"{self._location}: a shard has its record batches in another order")
 
+    def _wait_for(self, nbytes: int) -> None:
+        try:
+            self._download.wait_for(nbytes)
+        except CacheFullError as error:  # a reader continues with the upstream
+            raise remote_error("UNAVAILABLE", error.message) from None
+
     def _read(self, offset: int, nbytes: int) -> bytes:
-        self._download.wait_for(offset + nbytes)
+        self._wait_for(offset + nbytes)
         return self._file.read(offset, nbytes)
 
     def _next(self) -> FramedMessage | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -31,6 +33,9 @@ OpenGroups = Callable[..., MessageGroups]
 _MAX_INSPECTED_FILES = 8192
 
 
+_FULL_SECONDS = 10.0
+
+
 def open_object_cache(
     settings: Settings | None = None, *, checks_files: bool = False
 ) -> ObjectCache:
@@ -41,6 +46,10 @@ def open_object_cache(
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         folder = Path(base, "splitarrow", "objects")
     return ObjectCache(folder, chosen.object_cache_bytes, checks_files=checks_files)
+
+
+class CacheFullError(DatasetError):
+    """The cache cannot store a shard: it is too large, or the disk is full."""
 
 
 class ShardDownload:
@@ -97,6 +106,8 @@ class ObjectCache:
         self._max_bytes = nbytes
         self._lock = threading.Lock()
         self._users: Counter[str] = Counter()
+        self._full_until = 0.0
+        """When to try again to store shards, after the disk was full (`time.monotonic`)."""
         self._gates: dict[str, threading.Lock] = {}
         self._downloads: dict[str, ShardDownload] = {}
         self._checks_files = checks_files
@@ -179,13 +190,17 @@ class ObjectCache:
     def _start_download(self, storage: Storage, shard: ShardEntry) -> ShardDownload:
         url = f"{storage.location}/{shard.path}"
         if shard.nbytes > self._max_bytes:
-            raise DatasetError(
+            raise CacheFullError(
                 f"{url} has {shard.nbytes} bytes, but the object cache holds at most "
                 f"{self._max_bytes}; enlarge it with --object-cache-bytes"
             )
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._evict(shard.nbytes)
+            if time.monotonic() < self._full_until or (
+                shutil.disk_usage(self.folder).free < shard.nbytes
+            ):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise self._storing_error(url, error) from None
         download = ShardDownload(self.folder / new_temporary_name(), shard.nbytes)
@@ -227,7 +242,13 @@ class ObjectCache:
             raise self._storing_error(url, error) from None
 
     def _storing_error(self, url: str, error: OSError) -> DatasetError:
-        return DatasetError(f"cannot store {url} in {self.folder}: {error.strerror}")
+        message = f"cannot store {url} in {self.folder}: {error.strerror}"
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return DatasetError(message)
+        if time.monotonic() >= self._full_until:
+            self._full_until = time.monotonic() + _FULL_SECONDS
+            get_logger("published").warning("cache is full", reason=message)
+        return CacheFullError(message)
 
     def _evict(self, nbytes: int) -> None:
         """Delete the least recently used files until `nbytes` more bytes fit."""

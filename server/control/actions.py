@@ -319,7 +319,7 @@ class ActionHandler:
         dataset = call.find_dataset(request.dataset)
         if not isinstance(dataset, PublishedDataset):
             raise remote_error("UNIMPLEMENTED", f"{request.dataset!r} is not a published dataset")
-        run = partial(to_thread.run_sync, limiter=call.server.threads)
+        run = partial(run_in_thread, limiter=call.server.threads)
         version = await run(dataset.resolve_version, request)
         data = await run(encode_manifest, version.manifest)
         for begin in range(0, len(data) - _PART_BYTES, _PART_BYTES):

@@ -277,3 +277,16 @@ def test_wrong_arguments_are_explained(tmp_path: Path, arguments: list[str], mes
     assert ended.returncode in (1, 2)
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_shards_that_do_not_fit_pass_through(
+    tmp_path: Path, upstream: Daemon, daemon: StartDaemon
+) -> None:
+    relay = start_relay(tmp_path, upstream, daemon, "--cache-bytes", "1KiB")
+    with splitarrow.connect(relay.control_uri) as client:
+        for transport in ("tcp", "shm", "flight"):
+            assert client.read("trips", transport=transport).read_all() == TABLE
+        found = client.read("trips", shards=[1], filter="n < 1003", columns=["text"]).read_all()
+        assert found["text"].to_pylist() == ["row 1000", "row 1001", "row 1002"]
+        assert client.count_rows("trips", filter="n < 1003") == {0: [1000], 1: [3], 2: [0]}
+    assert not any((tmp_path / "cache" / "objects").glob("*"))
