@@ -177,8 +177,15 @@ def load_command(name: str) -> Any:
 
 
 def _load_group(name: str, subcommands: Subcommands) -> Any:
+    class Group(CommandGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            """Name the default subcommand unless another one is named."""
+            named = bool(args) and args[0] in subcommands.commands
+            default = [] if named or subcommands.default is None else [subcommands.default]
+            return super().parse_args(ctx, [*default, *args])
+
     group = typer.Typer(
-        cls=CommandGroup,
+        cls=Group,
         name=name,
         help=subcommands.help,
         no_args_is_help=True,

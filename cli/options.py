@@ -22,6 +22,8 @@ class Subcommands:
     """Its description, in one line."""
     commands: Mapping[str, Callable[..., Any]]
     """The subcommands by name."""
+    default: str | None = None
+    """The subcommand that runs if none is named; None shows help."""
 
 
 def option(*names: str, default: str | None = None, panel: str | None = None, **more: Any) -> Any:

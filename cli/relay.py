@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,9 +14,11 @@ import typer
 from ..client.uris import parse_control_uris
 from ..errors import ConfigError, UsageError
 from ..server.config import Configuration
-from .connection import Token
-from .options import option, with_parameters
+from .connection import ConnectTimeout, ControlUri, Token, open_single_client
+from .formatting import format_count
+from .options import Subcommands, option, with_parameters
 from .serve import list_setting_parameters, print_banner, shows_banner
+from .terminal import print_message, track
 
 _WITHOUT = ("datasets", "object_cache", "object_cache_bytes", "keep_versions", "workers")
 """The settings that a relay sets, or does not have."""
@@ -55,7 +59,7 @@ def _parameters() -> Iterator[Parameter]:
 
 
 @with_parameters(_parameters())
-def relay(
+def run(
     upstream: str,
     cache: Path | None,
     cache_bytes: str,
@@ -67,7 +71,8 @@ def relay(
     """Serve the datasets of other servers to readers near by, until SIGTERM or Ctrl-C.
 
     A shard of a published dataset is fetched once, and kept in the cache. Other datasets pass
-    through.
+    through. `splitarrow relay warm` fetches shards before they are needed, and
+    `splitarrow relay scrub` checks those in a cache.
 
     [dim]splitarrow relay grpc://storage1:8815 --cache /nvme/splitarrow --cache-bytes 500GiB
     --control grpc://127.0.0.1:8815[/dim]
@@ -90,3 +95,93 @@ def relay(
     relayed = RelayOptions(uris, cache, token, offline)
     banner = print_banner if shows_banner(settings) else None
     return serve_process(configuration, banner, lambda loaded: Relay(relayed, loaded))
+
+
+def warm(
+    control: ControlUri,
+    names: Annotated[list[str], typer.Argument(help="The datasets.", metavar="NAME ...")],
+    shards: Annotated[
+        str | None,
+        option(help="The ordinals of the shards, as in 0-9,12.", default="all", metavar="LIST"),
+    ] = None,
+    parallel: Annotated[
+        int, option(help="The number of shards to fetch at a time.", min=1, metavar="N")
+    ] = 4,
+    token: Token = None,
+    connect_timeout: ConnectTimeout = 10.0,
+) -> int:
+    """Let a relay fetch shards before they are needed.
+
+    [dim]splitarrow relay warm grpc://127.0.0.1:8815 trips --shards 0-9[/dim]
+    """
+    with open_single_client(control, token, connect_timeout) as client:
+        for name in names:
+            info = client.info(name)
+            if not info.snapshot:
+                raise UsageError(f"{name!r} is not a published dataset, which a relay caches")
+            known = [
+                index if endpoint.ordinal is None else endpoint.ordinal
+                for index, endpoint in enumerate(info.endpoints)
+            ]
+            chosen = known if shards is None else _parse_shards(shards, known)
+
+            def fetch(ordinal: int, name: str = name, version: str = info.version) -> None:
+                # The relay sends the first byte once it has the whole file.
+                part: Any = {"shards": [ordinal], "rows": (0, 1), "version": version}
+                client.read(name, format="file", **part).read_all()
+
+            with ThreadPoolExecutor(parallel) as threads:
+                for _ in track(threads.map(fetch, chosen), name, len(chosen)):
+                    pass
+            print_message(f"{name}: {format_count(len(chosen), 'shard')} in the cache")
+    return 0
+
+
+def _parse_shards(text: str, known: list[int]) -> list[int]:
+    """Return the ordinals that a text such as ``0-9,12`` names."""
+    chosen: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            raise UsageError(f"--shards is {text!r}; expected ordinals such as 0-9,12")
+        chosen += range(int(first), int(last or first) + 1)
+    if missing := sorted(set(chosen) - set(known)):
+        raise UsageError(f"there is no shard {missing[0]}")
+    return list(dict.fromkeys(chosen))
+
+
+def scrub(
+    cache: Annotated[Path, option(help="The folder of the cache.", metavar="FOLDER")],
+) -> int:
+    """Check the SHA-256 of all shards in a cache, and remove those that are damaged.
+
+    The relay may run meanwhile: it fetches them again.
+
+    [dim]splitarrow relay scrub --cache /nvme/splitarrow[/dim]
+    """
+    from ..publication.shard_files import hash_file
+    from ..relay.relay import OBJECTS
+
+    folder = cache / OBJECTS
+    if not folder.is_dir():
+        raise UsageError(f"{cache} is not the cache of a relay")
+    files = [path for path in sorted(folder.iterdir()) if len(path.name) == _SHA256_DIGITS]
+    damaged: list[Path] = []
+    for path in track(files, str(cache), len(files)):
+        with suppress(FileNotFoundError):  # evicted meanwhile
+            if hash_file(path) != path.name:
+                path.unlink()
+                damaged.append(path)
+    for path in damaged:
+        print_message(f"removed {path}, which was damaged")
+    print_message(f"{format_count(len(files), 'shard')} checked, {len(damaged)} damaged")
+    return 1 if damaged else 0
+
+
+_SHA256_DIGITS = 64
+
+relay = Subcommands(
+    "Serve the datasets of other servers, and cache their shards.",
+    {"run": run, "warm": warm, "scrub": scrub},
+    default="run",
+)

@@ -9,9 +9,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from ..formats.text import format_bytes
 from .formatting import format_count, format_rate
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
     from rich.table import Table
+
+_T = TypeVar("_T")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -133,6 +135,16 @@ def make_progress(*columns: ProgressColumn, enabled: bool, file: TextIO | None =
         disable=not (enabled and is_terminal(file or sys.stderr)),
         transient=True,
     )
+
+
+def track(items: Iterable[_T], name: str, total: int) -> Iterable[_T]:
+    """Return items whose progress is shown on standard error, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import track as show
+
+    disable = not is_terminal(sys.stderr)
+    console = Console(stderr=True)
+    return show(items, name, total, console=console, transient=True, disable=disable)
 
 
 class TransferProgress:

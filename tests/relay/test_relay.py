@@ -290,3 +290,58 @@ def test_shards_that_do_not_fit_pass_through(
         assert found["text"].to_pylist() == ["row 1000", "row 1001", "row 1002"]
         assert client.count_rows("trips", filter="n < 1003") == {0: [1000], 1: [3], 2: [0]}
     assert not any((tmp_path / "cache" / "objects").glob("*"))
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "splitarrow", "relay", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_shards_are_fetched_before_they_are_needed(
+    tmp_path: Path, upstream: Daemon, relay: Daemon
+) -> None:
+    objects = tmp_path / "cache" / "objects"
+    uri = str(relay.control_uri)
+    ended = run_cli("warm", uri, "trips", "--shards", "0,2")
+    assert (ended.returncode, ended.stderr) == (0, "trips: 2 shards in the cache\n")
+    assert len(list(objects.iterdir())) == 2
+    assert run_cli("warm", uri, "trips").returncode == 0
+    assert len(list(objects.iterdir())) == 3
+    upstream.stop()
+    with splitarrow.connect(uri) as client:
+        assert client.read("trips").read_all() == TABLE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plain"], "'plain' is not a published dataset, which a relay caches"),
+        (["trips", "--shards", "1,7"], "there is no shard 7"),
+        (["trips", "--shards", "one"], "--shards is 'one'; expected ordinals such as 0-9,12"),
+        (["missing"], "no dataset 'missing'"),
+    ],
+)
+def test_what_cannot_be_fetched_is_explained(
+    relay: Daemon, arguments: list[str], message: str
+) -> None:
+    ended = run_cli("warm", str(relay.control_uri), *arguments)
+    assert ended.returncode in (1, 2)
+    assert message in ended.stderr
+
+
+def test_scrub_removes_damaged_shards(tmp_path: Path, relay: Daemon) -> None:
+    cache = tmp_path / "cache"
+    with splitarrow.connect(relay.control_uri) as client:
+        client.read("trips").read_all()
+        ended = run_cli("scrub", "--cache", str(cache))
+        assert (ended.returncode, ended.stderr) == (0, "3 shards checked, 0 damaged\n")
+        damaged = sorted((cache / "objects").iterdir())[1]
+        data = bytearray(damaged.read_bytes())
+        data[100] ^= 1
+        damaged.write_bytes(data)
+        ended = run_cli("scrub", "--cache", str(cache))
+        assert ended.returncode == 1
+        assert f"removed {damaged}, which was damaged" in ended.stderr
+        assert not damaged.exists()
+        assert client.read("trips").read_all() == TABLE
+    assert "is not the cache of a relay" in run_cli("scrub", "--cache", str(tmp_path)).stderr
