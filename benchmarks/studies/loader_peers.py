@@ -305,7 +305,7 @@ def _write_lancedb(folder: Path, rows: int) -> None:
     database.create_table("rows", pa.concat_tables(tables))
 
 
-def _split_lists(batch: pa.RecordBatch) -> list[Columns]:
+def _split_lists(batch: Any) -> list[Columns]:
     """Return the tensors of each row of lists."""
     columns = {
         name: torch.from_dlpack(column.flatten()).reshape(-1, BATCH_ROWS)
