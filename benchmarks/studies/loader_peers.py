@@ -314,22 +314,34 @@ def _split_lists(batch: Any) -> list[Columns]:
     return [{name: v[row] for name, v in columns.items()} for row in range(batch.num_rows)]
 
 
-def _open_lancedb(folder: Path, workers: int) -> Any:
-    table = import_module("lancedb").connect(str(folder)).open_table("rows")
-    streaming = import_module("lancedb.streaming")
-    dataset = streaming.StreamingDataset(
-        table,
-        num_splits=max(1, workers),
-        shuffle=False,
-        read_batch_size=16,
-        transform=_split_lists,
-    )
-    options = {"persistent_workers": False, **_spawned(workers)}
-    return _load(dataset, workers, streaming.StreamingDataLoader, **options)
+class _LanceDBLoader:
+    """LanceDB's dataset, which delivers one epoch: the next one needs a new dataset."""
 
+    def __init__(self, folder: Path, workers: int) -> None:
+        self._table = import_module("lancedb").connect(str(folder)).open_table("rows")
+        self._workers = workers
+        self._dataset: Any = None
+        self._state: Any = None
 
-def _save_lancedb(loader: Any, _steps: int) -> Any:
-    return loader.dataset.state_dict()
+    def __iter__(self) -> Any:
+        streaming = import_module("lancedb.streaming")
+        self._dataset = streaming.StreamingDataset(
+            self._table,
+            num_splits=max(1, self._workers),
+            shuffle=False,
+            read_batch_size=16,
+            transform=_split_lists,
+        )
+        if self._state is not None:
+            self._dataset.load_state_dict(self._state)
+        options = {"persistent_workers": False, **_spawned(self._workers)}
+        return iter(_load(self._dataset, self._workers, streaming.StreamingDataLoader, **options))
+
+    def state_dict(self) -> Any:
+        return self._dataset.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._state = state
 
 
 def _write_grain(folder: Path, rows: int) -> None:
@@ -435,7 +447,7 @@ PEERS = {
     "WebDataset": Peer("webdataset", "webdataset", _write_webdataset, _open_webdataset),
     "Lance": Peer("lance", "lance", _write_lance, _open_lance),
     "LanceDB": Peer(
-        "lancedb", "lancedb", _write_lancedb, _open_lancedb, _save_lancedb, load_dataset
+        "lancedb", "lancedb", _write_lancedb, _LanceDBLoader, _save_loader, _load_loader
     ),
     "Grain": Peer("grain", "grain", _write_grain, _GrainLoader, _save_loader, _load_loader),
     "LitData": Peer(
