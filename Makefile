@@ -166,7 +166,7 @@ $(VENV)/frameworks: $(VENV)/torch $(UV)
 .PHONY: bench-loader
 bench-loader: $(VENV)/torch $(VENV)/installed-bench $(UV) ## measure PyTorch's loaders beside their peers
 	@printf '%s\n' 'numpy>=2' transformers "torchvision; sys_platform == 'never'" > $(VENV)/overrides
-	@for package in mosaicml-streaming datasets webdataset; do \
+	@for package in mosaicml-streaming datasets webdataset pylance lancedb grain litdata spdl; do \
 	    $(UV) pip install --quiet --python $(BIN)/python --override $(VENV)/overrides \
 	        "$$package" || echo "$$package could not be installed"; done
 	@$(BIN)/python -m splitarrow.benchmarks.studies.loader $(ARGS)

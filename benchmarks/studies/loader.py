@@ -2,8 +2,9 @@
 
 splitarrow and its peers deliver the same rows in batches of the same size to a training loop that
 does nothing. Each round is a process of its own, and the loaders take turns. In a first round,
-each loader's batches are compared with the rows by a checksum. ``make bench-loader`` installs the
-peers. With ``--report``, the tables and the plot of an earlier run are made again.
+each loader's batches are compared with the rows by a checksum, and so are the two parts of an epoch
+in which it resumes. ``make bench-loader`` installs the peers. With ``--report``, the tables and the
+plot of an earlier run are made again.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Benchmark:
         for case in cases:
             yield "check", case
         for _ in range(self._rounds):
-            for kind in ("warm", "cold"):
+            for kind in ("warm", "cold", "resume"):
                 for count, name in cases:
                     if self.report.find(name, count) is not None:
                         yield kind, (count, name)
@@ -100,13 +101,19 @@ class Benchmark:
                     self.report.skipped[name] = f"{type(error).__name__}: {error}"
 
     def _attempt(self, kind: Kind, workers: int, name: str) -> None:
-        """Run a round. A peer that fails is named in the report, and is not run again."""
+        """Run a round. A peer that fails is named in the report, and is not run again.
+
+        One that cannot resume keeps its other figures.
+        """
         print(f"{kind}: {name}, {workers} workers", file=sys.stderr, flush=True)
         try:
             self._run_round(kind, workers, name)
         except SplitArrowError as error:
             if name in OURS:
                 raise
+            if kind == "resume":
+                self.report.skipped[f"{name}, {workers} workers, resume"] = str(error)
+                return
             found = self.report.find(name, workers)
             if found is not None:
                 self.report.results.remove(found)
@@ -121,13 +128,18 @@ class Benchmark:
             uri = place if daemon is None else daemon.control_uri
             work = Round(kind, name, workers, uri, self.report.rows, self._seconds, pid)
             result, peak = run_process(work, sample=kind == "check")
+        if kind in ("check", "resume") and result["checksum"] != self._expected:
+            raise SplitArrowError(f"{name} delivered other rows than were written")
         if kind == "check":
-            if result["checksum"] != self._expected:
-                raise SplitArrowError(f"{name} delivered other rows than were written")
             self.report.results.append(LoaderResult(name, workers, peak))
             return
         found = self.report.find(name, workers)
         assert found is not None, "its first round was a check"
+        if kind == "resume":
+            found.first.append(result["first_seconds"])
+            found.resume.append(result["resume_seconds"])
+            found.replays = result["replays"]
+            return
         found.add(kind, result["rows_per_second"], result["cpu_seconds_per_million_rows"])
         print(f"    {result['rows_per_second'] / 1e6:.2f} M rows/s", file=sys.stderr, flush=True)
 

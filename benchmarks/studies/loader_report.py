@@ -31,7 +31,17 @@ GOALS = {"splitarrow, shm": 3.0, "splitarrow, tcp": 1.5}
 
 _FORMAT = 1
 _KIND = "loaders"
-_PACKAGES = ("torch", "datasets", "mosaicml-streaming", "webdataset")
+_PACKAGES = (
+    "torch",
+    "datasets",
+    "mosaicml-streaming",
+    "webdataset",
+    "pylance",
+    "lancedb",
+    "grain",
+    "litdata",
+    "spdl",
+)
 
 
 @dataclass(slots=True)
@@ -48,6 +58,12 @@ class LoaderResult:
     """The rows per second of each round, by its kind: ``warm`` or ``cold``."""
     cpu: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """The processor seconds for a million rows of each round, by its kind."""
+    first: list[float] = field(default_factory=list[float])
+    """The seconds until the first batch, packages being imported, in each round."""
+    resume: list[float] = field(default_factory=list[float])
+    """The seconds until the first batch in the middle of an epoch, in each round."""
+    replays: bool = False
+    """Whether resuming reads the first half again."""
 
     def add(self, kind: str, rate: float, cpu: float) -> None:
         """Add a round."""
@@ -135,6 +151,8 @@ _HEADINGS = (
     "warm, CPU ms/M rows",
     "cold, M rows/s",
     "MiB",
+    "first batch, ms",
+    "resume, ms",
 )
 
 
@@ -187,6 +205,8 @@ def _format_cells(result: LoaderResult) -> list[str]:
         format_median(result.cpu_seconds("warm"), 1e3),
         format_median(result.rate("cold"), 1e-6),
         format_mebibytes(result.peak_bytes),
+        format_median(Statistics.of(result.first), 1e3),
+        format_median(Statistics.of(result.resume), 1e3) + (" (replay)" if result.replays else ""),
     ]
 
 

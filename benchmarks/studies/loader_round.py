@@ -10,12 +10,22 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import SplitArrowError
 from ..machine import Sampler, read_shared_memory
-from .loader_peers import BATCH_ROWS, PEERS, ROW, add_checksums, checksum, open_splitarrow
+from .loader_peers import (
+    BATCH_ROWS,
+    PEERS,
+    ROW,
+    add_checksums,
+    checksum,
+    load_dataset,
+    open_splitarrow,
+    save_dataset,
+)
 
 _SAMPLE_SECONDS = 0.1
 _ROUND_SECONDS = 900.0
@@ -68,8 +78,9 @@ class _MemorySampler(Sampler):
                 continue  # it has exited
 
 
-Kind = Literal["check", "cold", "warm"]
-"""``check`` verifies every value, ``cold`` times the first epoch, ``warm`` later ones."""
+Kind = Literal["check", "cold", "warm", "resume"]
+"""``check`` verifies every value, ``cold`` times the first epoch, ``warm`` later ones. ``resume``
+times the first batch of a loader, and that of one that goes on in the middle of the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +111,8 @@ def run_round(work: Round) -> dict[str, Any]:
     """Run a round."""
     if work.kind == "check":
         return _check(_open(work))
+    if work.kind == "resume":
+        return _resume(work)
     begin, cpu = time.perf_counter(), _cpu_seconds(work.daemon)
     batches, rows = _open(work), 0
     if work.kind == "warm":
@@ -133,6 +146,45 @@ def _check(batches: Any) -> dict[str, Any]:
         sizes.add(len(batch[ROW]))
         total = add_checksums(total, checksum(batch))
     return {"checksum": total, "batch_rows": sorted(sizes)}
+
+
+def _resume(work: Round) -> dict[str, Any]:
+    """Stop in the middle of an epoch, time a start and a resume, and read the rest.
+
+    The checksum of both parts shows that the second began where the first had stopped.
+    """
+    save, load = save_dataset, load_dataset
+    if (peer := PEERS.get(work.loader)) is not None:
+        save, load = peer.save, peer.load
+    half = work.rows // BATCH_ROWS // 2
+    loader = _open(work)
+    batches = iter(loader)
+    before = _check(islice(batches, half))
+    state = save(loader, half) if save else None
+    del loader, batches
+
+    begin = time.perf_counter()
+    batches = iter(_open(work))
+    next(batches)
+    first_seconds = time.perf_counter() - begin
+    del batches
+
+    begin = time.perf_counter()
+    loader = _open(work)
+    if load:
+        load(loader, state)
+    batches = iter(loader)
+    for _ in range(0 if load else half):
+        next(batches)
+    first = next(batches)
+    resume_seconds = time.perf_counter() - begin
+    after = _check(chain([first], batches))
+    return {
+        "checksum": add_checksums(before["checksum"], after["checksum"]),
+        "first_seconds": first_seconds,
+        "resume_seconds": resume_seconds,
+        "replays": load is None,
+    }
 
 
 def _cpu_seconds(daemon: int | None) -> float:

@@ -41,7 +41,6 @@ NOT_RUN = {
     ("docs/guide/spark.md", "$ JOB="): "a cluster of Spark; see tests/pipeline/test_cluster.py",
     ("docs/guide/kubernetes.md", ""): "Kubernetes; see tests/deploy",
     ("docs/guide/spark-clusters.md", ""): "YARN and Kubernetes",
-    ("docs/monitoring.md", "import splitarrow"): "a collector; see tests/e2e/test_traces.py",
     ("docs/operations.md", "# python3 -m venv /opt"): "root and systemd; see tests/deploy",
     ("docs/operations.md", "$ docker build"): "Docker; see tests/deploy",
     ("docs/monitoring.md", "$ docker compose"): "Docker; see tests/deploy",

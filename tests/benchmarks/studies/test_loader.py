@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +64,47 @@ def test_a_peer_delivers_the_rows_that_were_written(name: str, tmp_path: Path) -
     place = str(tmp_path / "rows")
     found = run_round(Round("check", name, 0, place, ROWS, 0))
     assert found == {"checksum": expected_checksum(), "batch_rows": [BATCH_ROWS]}
+    resumed = run_round(Round("resume", name, 0, place, ROWS, 0))
+    assert resumed["checksum"] == expected_checksum()
+    assert resumed["replays"]
+    assert resumed["resume_seconds"] > 0 < resumed["first_seconds"]
     figures = run_round(Round("cold", name, 0, place, ROWS, 0))
     assert figures["rows_per_second"] > 0
     with pytest.raises(AssertionError, match=f"had {ROWS} rows; expected {ROWS + 1}"):
         run_round(Round("warm", name, 0, place, ROWS + 1, 0))
+
+
+def test_a_loader_resumes_from_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader of this test yields all batches but those that its state counts."""
+    batches = [batch for shard in make_shards(ROWS) for batch in batches_of(shard)]
+
+    class Loader:
+        def __init__(self, *_: object) -> None:
+            self.done = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(batches[self.done :])
+
+    peer = PEERS["pyarrow.dataset, Arrow"]
+    states: list[int] = []
+
+    def save(_: Loader, steps: int) -> int:
+        states.append(steps)
+        return steps
+
+    def load(loader: Loader, state: int) -> None:
+        loader.done = state
+
+    monkeypatch.setitem(PEERS, "states", replace(peer, open=Loader, save=save, load=load))
+    work = Round("resume", "states", 0, str(tmp_path), ROWS, 0)
+    resumed = run_round(work)
+    assert (resumed["checksum"], resumed["replays"]) == (expected_checksum(), False)
+    assert states == [SHARDS // 2]
+    # A state that leaves a batch out shows in the checksum.
+    monkeypatch.setitem(
+        PEERS, "states", replace(peer, open=Loader, save=lambda _, n: n + 1, load=load)
+    )
+    assert run_round(work)["checksum"] != expected_checksum()
 
 
 def make_arguments(*more: str) -> list[str]:
@@ -99,6 +138,8 @@ def test_the_command_prints_each_loader_and_names_those_that_are_missing(
     output = capsys.readouterr().out
     for name in (*OURS, "pyarrow.dataset, Arrow"):
         assert f"| 0 | {name} |" in output
+    replays = [line.endswith(" (replay) |") for line in output.splitlines() if line[:3] == "| 0"]
+    assert replays == [False, False, True]
     assert "- splitarrow, shm, 0 workers, warm: " in output
     assert "- Not measured: absent: the package absent_package is not installed" in output
     # The table and the plot follow from the file alone.
@@ -136,7 +177,7 @@ def test_each_round_is_saved_when_it_ends(
     assert [len(each.results) for each in saved] == [3, 3]
     for line in markdown_lines(report):
         if line.startswith("| 0 | splitarrow, tcp"):
-            assert line.endswith(f"| {UNKNOWN} | 1 |")
+            assert line.endswith(f"| {UNKNOWN} | 1 | {UNKNOWN} | {UNKNOWN} |")
 
 
 def test_no_round_starts_after_the_time(
@@ -164,6 +205,7 @@ def make_report(*results: LoaderResult) -> LoaderReport:
 
 def test_the_table_compares_with_the_fastest_peer() -> None:
     ours = LoaderResult(OURS[0], 2, 5 << 20, {"warm": [3e6, 5e6, 4e6]}, {"warm": [0.1, 0.3, 0.2]})
+    ours.first, ours.resume = [0.02], [0.03]
     fast = LoaderResult("fast", 2, 7 << 20, {"warm": [1e6]}, {"warm": [0.5]})
     slow = LoaderResult("slow", 2, 7 << 20, {"warm": [0.5e6]}, {"warm": [0.4]})
     lines = markdown_lines(make_report(fast, slow, ours))
@@ -173,12 +215,33 @@ def test_the_table_compares_with_the_fastest_peer() -> None:
         "",
         "Measured 2026-01-02; P, 2 threads; S; python 3; 100 rows; rounds: 1 to 3.",
     ]
-    assert lines[4] == "| 2 | splitarrow, shm | 4.00 | 200 | – | 5 |"
+    assert lines[4] == "| 2 | splitarrow, shm | 4.00 | 200 | – | 5 | 20.0 | 30.0 |"
     ours.rates["warm"] = [2.9e6]
     assert any(
         "2.90 times" in line and "not met" in line
         for line in markdown_lines(make_report(fast, ours))
     )
+
+
+def test_a_peer_that_cannot_resume_keeps_its_other_figures(
+    tmp_path: Path, rounds: list[Round], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "pyarrow.dataset, Arrow"
+
+    def forget(*_: object) -> None:
+        """Save nothing, and load nothing: the loader begins again."""
+
+    monkeypatch.setitem(PEERS, name, replace(PEERS[name], save=forget, load=forget))
+    monkeypatch.setattr(loader, "OURS", ())
+    benchmark = loader.Benchmark(tmp_path, ROWS, 1, 0)
+    benchmark.run((0,), (name,))
+    assert rounds[-1].kind == "resume"
+    reason = f"{name} delivered other rows than were written"
+    assert benchmark.report.skipped == {f"{name}, 0 workers, resume": reason}
+    found = benchmark.report.find(name, 0)
+    assert found is not None
+    assert list(found.rates) == ["warm", "cold"]
+    assert not found.resume
 
 
 def test_a_report_without_warm_rounds_has_no_plot(tmp_path: Path) -> None:
