@@ -47,18 +47,20 @@ _OPTIONS = {
 def with_tls_options(command: F) -> F:
     """Add ``--tls-ca``, ``--tls-cert``, ``--tls-key`` and ``--tls-server-name`` to a command.
 
-    While the command runs, they replace the ``SPLITARROW_TLS_…`` variables, from which every
-    connection takes its certificates, also in the processes that the command starts.
+    It keeps those that it has. While the command runs, the others replace the variables
+    ``SPLITARROW_TLS_…``, from which every connection takes its certificates, also in the processes
+    that the command starts.
     """
+    own = signature(command, eval_str=True).parameters
+    added = [name for name in _OPTIONS if name not in own]
 
     @wraps(command)
     def run(*values: Any, **arguments: Any) -> Any:
-        given = {name: arguments.pop(name, None) for name in _OPTIONS}
+        given = {name: arguments.pop(name, None) for name in added}
         with _environment(given):
             return command(*values, **arguments)
 
-    own = signature(command, eval_str=True).parameters.values()
-    decorated: Any = with_parameters([*own, *(_parameter(name) for name in _OPTIONS)])(run)
+    decorated: Any = with_parameters([*own.values(), *map(_parameter, added)])(run)
     return decorated
 
 

@@ -14,7 +14,7 @@ import typer
 from ..client.uris import parse_control_uris
 from ..errors import ConfigError, UsageError
 from ..server.config import Configuration
-from .connection import ConnectTimeout, ControlUri, Token, open_single_client
+from .connection import ConnectTimeout, ControlUri, Token, open_single_client, with_tls_options
 from .formatting import format_count
 from .options import Subcommands, option, with_parameters
 from .serve import list_setting_parameters, print_banner, shows_banner
@@ -58,6 +58,7 @@ def _parameters() -> Iterator[Parameter]:
             yield parameter
 
 
+@with_tls_options
 @with_parameters(_parameters())
 def run(
     upstream: str,
@@ -97,6 +98,7 @@ def run(
     return serve_process(configuration, banner, lambda loaded: Relay(relayed, loaded))
 
 
+@with_tls_options
 def warm(
     control: ControlUri,
     names: Annotated[list[str], typer.Argument(help="The datasets.", metavar="NAME ...")],

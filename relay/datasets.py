@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from ..client.dataset.client import Client
+from ..client.dataset.client import Client, read_request
 from ..client.rpc.info import DatasetInfo, count_rows, list_lengths
 from ..errors import (
     InvalidRequestError,
@@ -84,7 +84,7 @@ class PassedDataset(ServedDataset):
         """Read what a request selects from the upstream; see `ServedDataset.open`."""
         part = replace(self._upstream_request(request), compression=None, format=None, current=None)
         try:
-            stream = self._client.read_request(part)
+            stream = read_request(self._client, part)
         except SplitArrowError as error:
             raise self._explain(error) from None
         sent = Request(request.dataset, compression=request.compression)

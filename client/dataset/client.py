@@ -341,10 +341,6 @@ class BaseClient(Mapping[str, "Dataset"]):
             raise UsageError("name a dataset to read, or give sql='SELECT …'")
         return wrap_for_device(self._open(read), read.memory)
 
-    def read_request(self, request: Request) -> DatasetStream:
-        """Open what a request selects; raises as `read` does."""
-        return self._open(replace(_PLAIN_READ, request=request))
-
     def _run_query(self, read: Read, query: str) -> pa.Table:
         from .sql import run_query
 
@@ -483,6 +479,11 @@ class BaseClient(Mapping[str, "Dataset"]):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def read_request(client: Client, request: Request) -> DatasetStream:
+    """Open what a request selects; raises as `Client.read` does."""
+    return client._open(replace(_PLAIN_READ, request=request))  # pyright: ignore[reportPrivateUsage]
 
 
 _PLAIN_READ = Read.of({}, "-")

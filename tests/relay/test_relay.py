@@ -13,8 +13,10 @@ import pytest
 from pyarrow import flight
 
 import splitarrow
+from helpers.control_plane import TOKENS
 from helpers.daemons import StartDaemon
 from helpers.files import write_file
+from helpers.pki import Pki
 from helpers.publication import publish
 from helpers.waiting import wait_until
 from splitarrow.errors import NotFoundError, SplitArrowError
@@ -55,12 +57,12 @@ def start_relay(
     return daemon(control=CONTROL, upstream=upstream.control_uri, arguments=options, **settings)
 
 
-def numbers(table: pa.Table) -> list[int]:
+def numbers(table: pa.Table) -> list[Any]:
     return table["n"].to_pylist()
 
 
 def sent_bytes(server: Daemon, name: str) -> int:
-    with splitarrow.connect(server.control_uri) as client:
+    with splitarrow.connect(str(server.control_uri)) as client:
         found = client.status()["sent"].get(name, {})
     return found.get("bytes", 0)
 
@@ -68,8 +70,8 @@ def sent_bytes(server: Daemon, name: str) -> int:
 @pytest.mark.parametrize("transport", ["tcp", "shm", "flight"])
 def test_readers_get_what_the_upstream_has(upstream: Daemon, relay: Daemon, transport: str) -> None:
     with (
-        splitarrow.connect(upstream.control_uri) as origin,
-        splitarrow.connect(relay.control_uri) as client,
+        splitarrow.connect(str(upstream.control_uri)) as origin,
+        splitarrow.connect(str(relay.control_uri)) as client,
     ):
         for name in ("trips", "plain"):
             ours, theirs = client.info(name), origin.info(name)
@@ -80,7 +82,7 @@ def test_readers_get_what_the_upstream_has(upstream: Daemon, relay: Daemon, tran
             )
             with client.read(name, transport=transport) as stream:
                 assert stream.read_all() == TABLE
-            selected = {"columns": ["text"], "filter": "n >= 1998 and n < 2001"}
+            selected: Any = {"columns": ["text"], "filter": "n >= 1998 and n < 2001"}
             with client.read(name, transport=transport, **selected) as stream:
                 assert stream.read_all()["text"].to_pylist() == ["row 1998", "row 1999", "row 2000"]
             with client.read(name, transport=transport, limit=7, batch_rows=2) as stream:
@@ -92,7 +94,7 @@ def test_readers_get_what_the_upstream_has(upstream: Daemon, relay: Daemon, tran
 
 
 def test_a_stock_flight_client_reads_through_the_relay(relay: Daemon) -> None:
-    with flight.connect(relay.control_uri) as client:
+    with flight.connect(str(relay.control_uri)) as client:
         for name in ("trips", "plain"):
             info = client.get_flight_info(flight.FlightDescriptor.for_path(name))
             tables = [client.do_get(endpoint.ticket).read_all() for endpoint in info.endpoints]
@@ -103,14 +105,14 @@ def test_a_shard_crosses_the_network_once(
     tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon
 ) -> None:
     stored = sum(path.stat().st_size for path in (tmp_path / "published" / "data").rglob("*.arrow"))
-    with splitarrow.connect(relay.control_uri) as client:
+    with splitarrow.connect(str(relay.control_uri)) as client:
         for _ in range(3):
             assert numbers(client.read("trips").read_all()) == list(range(ROWS))
         assert client.read("trips", filter="n = 5").read_all()["n"].to_pylist() == [5]
     assert stored <= sent_bytes(upstream, "trips") < 1.1 * stored + 4096
     relay.stop()
     again = start_relay(tmp_path, upstream, daemon)
-    with splitarrow.connect(again.control_uri) as client:
+    with splitarrow.connect(str(again.control_uri)) as client:
         assert numbers(client.read("trips").read_all()) == list(range(ROWS))
     assert sent_bytes(upstream, "trips") < 1.1 * stored + 4096
 
@@ -118,7 +120,7 @@ def test_a_shard_crosses_the_network_once(
 def test_a_relay_follows_versions_and_serves_the_old_one(
     published: str, upstream: Daemon, relay: Daemon
 ) -> None:
-    with splitarrow.connect(relay.control_uri) as client:
+    with splitarrow.connect(str(relay.control_uri)) as client:
         old = client.info("trips").version
         assert client.read("trips", shards=[0]).read_all().num_rows == 1000
         publish(VersionStore(published), "second", TABLE.slice(10))
@@ -133,8 +135,8 @@ def test_datasets_come_and_go(tmp_path: Path, daemon: StartDaemon) -> None:
     upstream = daemon(control=CONTROL, writable=served)
     relay = start_relay(tmp_path, upstream, daemon)
     with (
-        splitarrow.connect(upstream.control_uri) as origin,
-        splitarrow.connect(relay.control_uri) as client,
+        splitarrow.connect(str(upstream.control_uri)) as origin,
+        splitarrow.connect(str(relay.control_uri)) as client,
     ):
         assert list(client) == []
         origin.put("new", TABLE)
@@ -149,7 +151,7 @@ def test_datasets_come_and_go(tmp_path: Path, daemon: StartDaemon) -> None:
 def test_complete_versions_are_served_while_the_upstream_is_away(
     tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon
 ) -> None:
-    with splitarrow.connect(relay.control_uri) as client:
+    with splitarrow.connect(str(relay.control_uri)) as client:
         assert client.read("trips", shards=[0, 1]).read_all().num_rows == 2000
         upstream.stop()
         assert client.read("trips", shards=[0, 1]).read_all() == TABLE.slice(0, 2000)
@@ -159,7 +161,7 @@ def test_complete_versions_are_served_while_the_upstream_is_away(
             client.read("trips", shards=[2], resume_attempts=0).read_all()
     relay.stop()
     again = start_relay(tmp_path, upstream, daemon)
-    with splitarrow.connect(again.control_uri) as client:
+    with splitarrow.connect(str(again.control_uri)) as client:
         assert list(client) == ["trips"]
         assert client.read("trips", shards=[1]).read_all() == TABLE.slice(1000, 1000)
         upstream.start()
@@ -169,7 +171,7 @@ def test_complete_versions_are_served_while_the_upstream_is_away(
 
 def test_an_offline_relay_may_refuse(tmp_path: Path, upstream: Daemon, daemon: StartDaemon) -> None:
     relay = start_relay(tmp_path, upstream, daemon, "--offline", "refuse")
-    with splitarrow.connect(relay.control_uri) as client:
+    with splitarrow.connect(str(relay.control_uri)) as client:
         assert client.read("trips").read_all() == TABLE
         upstream.stop()
 
@@ -187,7 +189,7 @@ def test_an_offline_relay_may_refuse(tmp_path: Path, upstream: Daemon, daemon: S
 def test_a_damaged_shard_is_found_after_a_start(
     tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon, damage: str
 ) -> None:
-    with splitarrow.connect(relay.control_uri) as client:
+    with splitarrow.connect(str(relay.control_uri)) as client:
         assert client.read("trips").read_all() == TABLE
     relay.stop()
     files = sorted((tmp_path / "cache" / "objects").iterdir())
@@ -200,7 +202,7 @@ def test_a_damaged_shard_is_found_after_a_start(
             data[:-9] if damage == "the end" else data[: -len(data)] if damage == "all" else data
         )
     again = start_relay(tmp_path, upstream, daemon)
-    with splitarrow.connect(again.control_uri) as client:
+    with splitarrow.connect(str(again.control_uri)) as client:
         assert client.read("trips").read_all() == TABLE
 
 
@@ -212,7 +214,7 @@ def test_a_killed_relay_leaves_no_incomplete_shard(
     objects.mkdir(exist_ok=True)
     (objects / ".tmp-1234").write_bytes(b"incomplete")
     again = start_relay(tmp_path, upstream, daemon)
-    with splitarrow.connect(again.control_uri) as client:
+    with splitarrow.connect(str(again.control_uri)) as client:
         assert client.read("trips").read_all() == TABLE
     assert all(len(path.name) == 64 for path in objects.iterdir())
 
@@ -227,7 +229,7 @@ def test_two_relays_cannot_use_one_cache(tmp_path: Path, upstream: Daemon, relay
 
 
 def test_only_the_user_of_the_relay_reads_the_cache(tmp_path: Path, relay: Daemon) -> None:
-    with splitarrow.connect(relay.control_uri) as client:
+    with splitarrow.connect(str(relay.control_uri)) as client:
         client.read("trips").read_all()
     assert os.stat(tmp_path / "cache").st_mode & 0o077 == 0
 
@@ -237,7 +239,7 @@ def test_a_relay_of_a_relay(
 ) -> None:
     (tmp_path / "second").mkdir()
     second = start_relay(tmp_path / "second", relay, daemon)
-    with splitarrow.connect(second.control_uri) as client:
+    with splitarrow.connect(str(second.control_uri)) as client:
         for name in ("trips", "plain"):
             assert client.read(name).read_all() == TABLE
 
@@ -255,9 +257,32 @@ def test_shards_of_several_daemons_become_one_dataset(
     publish_shards("trips", write_shards(tmp_path / "s", tables), uris, replicas=2)
     options = ["--cache", str(tmp_path / "cache")]
     relay = daemon(control=CONTROL, upstream=uris, arguments=options)
-    with splitarrow.connect(relay.control_uri) as client:
+    with splitarrow.connect(str(relay.control_uri)) as client:
         three[1].kill()
         assert sorted(numbers(client.read("trips").read_all())) == list(range(600))
+
+
+def test_an_upstream_with_tls_and_tokens(
+    tmp_path: Path, published: str, daemon: StartDaemon
+) -> None:
+    pki = Pki(tmp_path)
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(TOKENS)
+    tokens.chmod(0o600)
+    upstream = daemon(
+        {"trips": published},
+        listen=["tcp+tls://127.0.0.1:0"],
+        control="grpc+tls://127.0.0.1:0",
+        token_file=tokens,
+        tls_cert=pki.path("server"),
+    )
+    options = ["--tls-ca", str(pki.path("ca")), "--token"]
+    relay = start_relay(tmp_path, upstream, daemon, *options, "secret-token-of-berta")
+    with splitarrow.connect(str(relay.control_uri)) as client:
+        assert client.read("trips").read_all() == TABLE
+    (tmp_path / "other").mkdir()
+    with pytest.raises(SplitArrowError, match="token"):
+        start_relay(tmp_path / "other", upstream, daemon, *options, "a wrong token")
 
 
 @pytest.mark.parametrize(
@@ -283,7 +308,7 @@ def test_shards_that_do_not_fit_pass_through(
     tmp_path: Path, upstream: Daemon, daemon: StartDaemon
 ) -> None:
     relay = start_relay(tmp_path, upstream, daemon, "--cache-bytes", "1KiB")
-    with splitarrow.connect(relay.control_uri) as client:
+    with splitarrow.connect(str(relay.control_uri)) as client:
         for transport in ("tcp", "shm", "flight"):
             assert client.read("trips", transport=transport).read_all() == TABLE
         found = client.read("trips", shards=[1], filter="n < 1003", columns=["text"]).read_all()
@@ -331,7 +356,7 @@ def test_what_cannot_be_fetched_is_explained(
 
 def test_scrub_removes_damaged_shards(tmp_path: Path, relay: Daemon) -> None:
     cache = tmp_path / "cache"
-    with splitarrow.connect(relay.control_uri) as client:
+    with splitarrow.connect(str(relay.control_uri)) as client:
         client.read("trips").read_all()
         ended = run_cli("scrub", "--cache", str(cache))
         assert (ended.returncode, ended.stderr) == (0, "3 shards checked, 0 damaged\n")
