@@ -67,7 +67,10 @@ def sent_bytes(server: Daemon, name: str) -> int:
     return found.get("bytes", 0)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm", "flight"])
+@pytest.mark.parametrize(
+    "transport",
+    ["tcp", *(pytest.param(each, marks=pytest.mark.slow) for each in ("shm", "flight"))],
+)
 def test_readers_get_what_the_upstream_has(upstream: Daemon, relay: Daemon, transport: str) -> None:
     with (
         splitarrow.connect(str(upstream.control_uri)) as origin,
@@ -129,6 +132,7 @@ def test_a_relay_follows_versions_and_serves_the_old_one(
         assert numbers(client.read("trips", version=old).read_all()) == list(range(ROWS))
 
 
+@pytest.mark.slow
 def test_datasets_come_and_go(tmp_path: Path, daemon: StartDaemon) -> None:
     served = tmp_path / "served"
     served.mkdir()
@@ -148,6 +152,7 @@ def test_datasets_come_and_go(tmp_path: Path, daemon: StartDaemon) -> None:
             client.read("new")
 
 
+@pytest.mark.slow
 def test_complete_versions_are_served_while_the_upstream_is_away(
     tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon
 ) -> None:
@@ -169,6 +174,7 @@ def test_complete_versions_are_served_while_the_upstream_is_away(
         assert client.read("trips").read_all() == TABLE
 
 
+@pytest.mark.slow
 def test_an_offline_relay_may_refuse(tmp_path: Path, upstream: Daemon, daemon: StartDaemon) -> None:
     relay = start_relay(tmp_path, upstream, daemon, "--offline", "refuse")
     with splitarrow.connect(str(relay.control_uri)) as client:
@@ -185,7 +191,10 @@ def test_an_offline_relay_may_refuse(tmp_path: Path, upstream: Daemon, daemon: S
         wait_until(is_refused)
 
 
-@pytest.mark.parametrize("damage", ["a byte", "the end", "all"])
+@pytest.mark.parametrize(
+    "damage",
+    ["a byte", *(pytest.param(each, marks=pytest.mark.slow) for each in ("the end", "all"))],
+)
 def test_a_damaged_shard_is_found_after_a_start(
     tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon, damage: str
 ) -> None:
@@ -206,6 +215,7 @@ def test_a_damaged_shard_is_found_after_a_start(
         assert client.read("trips").read_all() == TABLE
 
 
+@pytest.mark.slow
 def test_a_killed_relay_leaves_no_incomplete_shard(
     tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon
 ) -> None:
@@ -228,12 +238,14 @@ def test_two_relays_cannot_use_one_cache(tmp_path: Path, upstream: Daemon, relay
     assert relay.is_running
 
 
+@pytest.mark.slow
 def test_only_the_user_of_the_relay_reads_the_cache(tmp_path: Path, relay: Daemon) -> None:
     with splitarrow.connect(str(relay.control_uri)) as client:
         client.read("trips").read_all()
     assert os.stat(tmp_path / "cache").st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_a_relay_of_a_relay(
     tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon
 ) -> None:
@@ -244,6 +256,7 @@ def test_a_relay_of_a_relay(
             assert client.read(name).read_all() == TABLE
 
 
+@pytest.mark.slow
 def test_shards_of_several_daemons_become_one_dataset(
     tmp_path: Path, daemons: Any, daemon: StartDaemon
 ) -> None:
@@ -262,6 +275,7 @@ def test_shards_of_several_daemons_become_one_dataset(
         assert sorted(numbers(client.read("trips").read_all())) == list(range(600))
 
 
+@pytest.mark.slow
 def test_an_upstream_with_tls_and_tokens(
     tmp_path: Path, published: str, daemon: StartDaemon
 ) -> None:
@@ -304,6 +318,7 @@ def test_wrong_arguments_are_explained(tmp_path: Path, arguments: list[str], mes
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_shards_that_do_not_fit_pass_through(
     tmp_path: Path, upstream: Daemon, daemon: StartDaemon
 ) -> None:
@@ -322,6 +337,7 @@ def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_shards_are_fetched_before_they_are_needed(
     tmp_path: Path, upstream: Daemon, relay: Daemon
 ) -> None:
@@ -337,6 +353,7 @@ def test_shards_are_fetched_before_they_are_needed(
         assert client.read("trips").read_all() == TABLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -354,6 +371,7 @@ def test_what_cannot_be_fetched_is_explained(
     assert message in ended.stderr
 
 
+@pytest.mark.slow
 def test_scrub_removes_damaged_shards(tmp_path: Path, relay: Daemon) -> None:
     cache = tmp_path / "cache"
     with splitarrow.connect(str(relay.control_uri)) as client:
