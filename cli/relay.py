@@ -44,9 +44,22 @@ _OWN: dict[str, Any] = {
             help="Whether to serve the shards in the cache while the upstream cannot be reached."
         ),
     ],
+    "peers": Annotated[
+        str | None,
+        option(
+            help="The relays of the same level, which are asked for shards before the upstream, "
+            "as in grpc://relay1,grpc://relay2. The relay itself may be among them.",
+            metavar="URIS",
+        ),
+    ],
     "token": Token,
 }
-_DEFAULTS: dict[str, Any] = {"cache": None, "cache_bytes": "10GiB", "offline": "allow"}
+_DEFAULTS: dict[str, Any] = {
+    "cache": None,
+    "cache_bytes": "10GiB",
+    "offline": "allow",
+    "peers": None,
+}
 
 
 def _parameters() -> Iterator[Parameter]:
@@ -65,6 +78,7 @@ def run(
     cache: Path | None,
     cache_bytes: str,
     offline: Literal["allow", "refuse"],
+    peers: str | None,
     token: str | None,
     config: Path | None,
     **options: Any,
@@ -93,7 +107,8 @@ def run(
         raise UsageError(str(error)) from None
     if settings.workers != 1 or settings.keep_versions is not None:
         raise UsageError("a relay has one process and removes no versions; unset the setting")
-    relayed = RelayOptions(uris, cache, token, offline)
+    peer_uris = () if peers is None else tuple(parse_control_uris(peers))
+    relayed = RelayOptions(uris, cache, token, offline, peer_uris)
     banner = print_banner if shows_banner(settings) else None
     return serve_process(configuration, banner, lambda loaded: Relay(relayed, loaded))
 

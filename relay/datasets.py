@@ -171,16 +171,25 @@ class RelayedDataset(PublishedDataset):
     """A published dataset of the upstream, whose shards are cached."""
 
     def __init__(
-        self, storage: UpstreamStorage, cache: ObjectCache, check: Callable[[], None]
+        self,
+        storage: UpstreamStorage,
+        cache: ObjectCache,
+        check: Callable[[], None],
+        find_versions: Callable[[], None],
     ) -> None:
         self._check_upstream = check
+        self._find_versions = find_versions
         self.upstream = storage
         """The storage at the upstream."""
         super().__init__(storage, cache)
 
     def _find_version(self, request: Request) -> PublishedVersion:
         self._check_upstream()
-        return super()._find_version(request)
+        try:
+            return super()._find_version(request)
+        except RemoteError:
+            self._find_versions()  # another relay may know of the version already
+            return super()._find_version(request)
 
     def _make_version(self, manifest: Manifest) -> PublishedVersion:
         return _RelayedVersion(manifest, self._store, self._reader, self.upstream)

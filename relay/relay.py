@@ -6,6 +6,9 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from anyio import to_thread
 
 from ..client.dataset.client import Client
 from ..client.rpc.info import DatasetInfo
+from ..client.uris import is_this_host
 from ..errors import (
     ConfigError,
     DatasetError,
@@ -26,14 +30,24 @@ from ..errors import (
 from ..formats.arrow.tensors.labels import is_tensor_content
 from ..protocol.uri import DataUri
 from ..publication.atomic_files import TEMPORARY_PREFIX, write_atomic
+from ..server.addresses import ANY_INTERFACE
 from ..server.catalog.catalog import Catalog
 from ..server.catalog.dataset import (
     ServedDataset,
 )
 from ..server.catalog.object_cache import open_object_cache
 from ..server.config import Settings
+from ..server.daemon import Daemon
 from ..server.logs import get_logger
 from .datasets import PassedDataset, RelayedDataset
+from .description import (
+    RelayDescription,
+    RelayLoopError,
+    describe_above,
+    make_id,
+    read_description,
+)
+from .peers import Peers
 from .upstream import UpstreamStorage, UpstreamVersion
 
 Offline = Literal["allow", "refuse"]
@@ -43,6 +57,7 @@ OBJECTS = "objects"
 _MANIFESTS = "manifests"
 _LOCK = "lock"
 _CATALOG = "catalog.json"
+_MIN_UPDATE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,8 @@ class RelayOptions:
     """The token of the relay at the upstream."""
     offline: Offline = "allow"
     """Whether to serve what the cache has while no upstream can be reached."""
+    peers: tuple[DataUri, ...] = ()
+    """The control planes of the relays of this level, perhaps with this relay."""
 
 
 class Relay:
@@ -64,13 +81,14 @@ class Relay:
 
     `start` fills the catalog; `run` follows the upstream. Raises `ConfigError` if another relay
     uses the cache, and `SplitArrowError` if the upstream cannot be reached and the cache has
-    nothing to serve.
+    nothing to serve. All raise `RelayLoopError` if the relay is its own upstream.
     """
 
     def __init__(self, options: RelayOptions, settings: Settings) -> None:
         self._options = options
         self._seconds = settings.poll_seconds
         self._folder = options.cache
+        _check_upstreams(options.upstreams, settings.control)
         self._lock_file = _lock_folder(options.cache)
         self._cache = open_object_cache(settings, checks_files=True)
         self._clients = [Client(uri, options.token, check=False) for uri in options.upstreams]
@@ -78,6 +96,14 @@ class Relay:
         self._known: dict[str, object] = {}
         """What each dataset of the catalog was made of."""
         self._is_offline = False
+        self._id = make_id(self._lock_file)
+        self._above: dict[str, RelayDescription | None] = dict.fromkeys(
+            uri.address for uri in options.upstreams
+        )
+        """The relays that are the upstream, as last described; None for other daemons."""
+        self._peers = Peers(options.peers, options.token, self.describe) if options.peers else None
+        self._update_lock = threading.Lock()
+        self._updated = 0.0
         self._failures: dict[str, str] = {}
         self._log = get_logger("relay")
 
@@ -86,25 +112,56 @@ class Relay:
         self._catalog = catalog
         try:
             self.update()
+        except RelayLoopError:
+            raise
         except SplitArrowError:
             if self._options.offline != "allow" or not self._add_stored():
                 raise
             self._is_offline = True
 
+    def attach(self, daemon: Daemon) -> None:
+        """Let the daemon describe the relay, and lend threads to readers while others wait."""
+        self._cache.report_waiting = daemon.lend_threads
+        daemon.context.describe_relay = lambda: self.describe().encode()
+
+    def describe(self) -> RelayDescription:
+        """Return what other relays need to know about this one."""
+        return describe_above(self._id, [each for each in self._above.values() if each is not None])
+
     async def run(self) -> None:
         """Follow the upstream until cancelled."""
         while True:
             await anyio.sleep(self._seconds)
-            with suppress(SplitArrowError):  # it has been logged
+            try:
                 await to_thread.run_sync(self.update)
+            except RelayLoopError:
+                raise
+            except SplitArrowError:
+                pass  # it has been logged
+
+    def find_versions(self) -> None:
+        """Update the catalog now, for a version that a reader knows, unless it is up to date."""
+        if time.monotonic() - self._updated >= _MIN_UPDATE_SECONDS:
+            with suppress(SplitArrowError):
+                self.update()
 
     def update(self) -> None:
         """Ask the upstream for its datasets, and change the catalog.
 
         Raises `SplitArrowError` if no daemon answers; the catalog then stays as it is.
         """
+        with self._update_lock:
+            try:
+                self._update()
+            finally:
+                self._updated = time.monotonic()
+
+    def _update(self) -> None:
         with ThreadPoolExecutor(len(self._clients), "splitarrow-upstream") as threads:
             listings = list(threads.map(self._list_datasets, self._clients))
+        for listing in listings:
+            if isinstance(listing, RelayLoopError):
+                raise listing
         answered = [listing for listing in listings if isinstance(listing, list)]
         if not answered:
             self._set_offline(True)
@@ -125,12 +182,27 @@ class Relay:
 
     def _list_datasets(self, client: Client) -> list[DatasetInfo] | SplitArrowError:
         try:
+            self._check_loop(client)
             listing = client.datasets()
         except SplitArrowError as error:
             self._report(client.uri, "upstream failed", error)
             return error
         self._failures.pop(client.uri, None)
         return listing
+
+    def _check_loop(self, client: Client) -> None:
+        """Raise `RelayLoopError` if a daemon of the upstream relays this relay."""
+        above = read_description(client)
+        self._above[client.uri] = above
+        if above is None:
+            return
+        if above.id == self._id:
+            raise RelayLoopError(f"the upstream {client.uri} is this relay itself")
+        if self._id in above.upstreams:
+            raise RelayLoopError(
+                f"the upstream {client.uri} relays the datasets of this relay: a loop; "
+                "name the daemon that has the data"
+            )
 
     def _update_dataset(self, name: str, infos: list[tuple[Client, DatasetInfo]]) -> None:
         """Add a dataset, or follow its version. An error is logged, and the dataset stays."""
@@ -164,7 +236,7 @@ class Relay:
         else:
             storage = self._open_storage(name)
             storage.set_current(newest)
-            self._put(name, RelayedDataset(storage, self._cache, self._check))
+            self._put(name, self._make_relayed(storage))
         self._known[name] = newest.key
 
     def _update_passed(self, name: str, client: Client, info: DatasetInfo) -> None:
@@ -181,7 +253,11 @@ class Relay:
 
     def _open_storage(self, name: str) -> UpstreamStorage:
         digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-        return UpstreamStorage(name, self._address, self._folder / _MANIFESTS / digest)
+        folder = self._folder / _MANIFESTS / digest
+        return UpstreamStorage(name, self._address, folder, self._peers)
+
+    def _make_relayed(self, storage: UpstreamStorage) -> RelayedDataset:
+        return RelayedDataset(storage, self._cache, self._check, self.find_versions)
 
     def _check(self) -> None:
         """Raise `RemoteError` if the upstream is offline, and nothing may be served then."""
@@ -218,7 +294,7 @@ class Relay:
             return False
         for name in names:
             with suppress(SplitArrowError):
-                self._put(name, RelayedDataset(self._open_storage(name), self._cache, self._check))
+                self._put(name, self._make_relayed(self._open_storage(name)))
                 self._known[name] = None
         return bool(self._known)
 
@@ -226,7 +302,20 @@ class Relay:
         """Close the connections to the upstream, and leave the cache to other relays."""
         for client in self._clients:
             client.close()
+        if self._peers is not None:
+            self._peers.close()
         os.close(self._lock_file)
+
+
+def _check_upstreams(upstreams: Sequence[DataUri], control: str | None) -> None:
+    """Raise `RelayLoopError` if an upstream has the address that the relay will listen at."""
+    if control is None:
+        return
+    own = DataUri.parse(control)
+    for uri in upstreams:
+        is_host = uri.host == own.host or (own.host in ANY_INTERFACE and is_this_host(uri.host))
+        if own.port and uri.port == own.port and is_host:
+            raise RelayLoopError(f"the upstream {uri.address} is this relay itself")
 
 
 def _lock_folder(folder: Path) -> int:

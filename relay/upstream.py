@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from ..client.dataset.client import Client
 from ..client.rpc.info import DatasetInfo, read_manifest
@@ -16,14 +15,17 @@ from ..errors import (
     DatasetError,
     SplitArrowError,
 )
-from ..protocol.request import FILE, MAX_COUNT, Request
+from ..protocol.request import Request
 from ..publication.atomic_files import write_atomic
 from ..publication.layout import VERSIONS, format_manifest_name, parse_manifest_name
-from ..publication.manifest import Manifest, decode_manifest, encode_manifest
-from ..publication.storage import Progress, StoredObject, write_all
+from ..publication.manifest import Manifest, ShardEntry, decode_manifest, encode_manifest
+from ..publication.storage import Progress, StoredObject
 from ..server.catalog.dataset import (
     parse_version_number,
 )
+from ..server.catalog.published import name_version
+from .peers import Peers
+from .shard_copy import copy_shard
 
 _MAX_KEPT_VERSIONS = 8
 
@@ -46,22 +48,33 @@ class UpstreamVersion:
         return ",".join(sorted({version for _, version in self.holders}))
 
 
+class _Place(NamedTuple):
+    """Where a shard is."""
+
+    number: int
+    """The number of the version at the upstream."""
+    version: str
+    """The version, as relays name it."""
+    shard: ShardEntry
+
+
 class UpstreamStorage:
     """The storage of one published dataset of the upstream. It can be read only; see `Storage`."""
 
     folder = None
     """The local folder: None, as for an object store."""
 
-    def __init__(self, name: str, address: str, folder: Path) -> None:
+    def __init__(self, name: str, address: str, folder: Path, peers: Peers | None = None) -> None:
         self.location = f"{address}/{name}"
         """The URL of the dataset."""
         self._name = name
         self._folder = folder
+        self._peers = peers
         self._lock = threading.Lock()
         self._current: UpstreamVersion | None = None
         self._versions: dict[int, UpstreamVersion] = {}
-        self._places: dict[str, tuple[int, int]] = {}
-        """The number of a version and the ordinal, by the path of each shard."""
+        self._places: dict[str, _Place] = {}
+        """Where each shard is, by its path."""
 
     def set_current(self, version: UpstreamVersion) -> None:
         """Name the version that is current at the upstream."""
@@ -102,9 +115,10 @@ class UpstreamStorage:
                 old.unlink(missing_ok=True)
         if data is not None:
             manifest = decode_manifest(data, self.location)
+            text = name_version(manifest)
             with self._lock:
                 self._places.update(
-                    (shard.path, (number, shard.ordinal)) for shard in manifest.shards
+                    (shard.path, _Place(number, text, shard)) for shard in manifest.shards
                 )
         return data
 
@@ -134,15 +148,19 @@ class UpstreamStorage:
         return None
 
     def fetch(self, name: str, target: Path, progress: Progress | None = None) -> None:
-        """Fetch the file of a shard from a daemon that has it, or its parts from several."""
+        """Fetch the file of a shard from a peer, or a daemon that has it, or parts from several."""
         with self._lock:
-            number, ordinal = self._places[name]
-            version = self._versions.get(number)
+            place = self._places[name]
+            version = self._versions.get(place.number)
         failure: SplitArrowError | None = None
         with target.open("xb", buffering=0) as file:
+            if self._peers is not None and self._peers.copy_shard(
+                self._name, place.version, place.shard, file, progress
+            ):
+                return
             for client, text in () if version is None else version.holders:
                 try:
-                    _copy_file(client, self._name, text, ordinal, file, progress)
+                    copy_shard(client, self._name, text, place.shard.ordinal, file, progress)
                     return
                 except SplitArrowError as error:
                     failure = error
@@ -189,32 +207,3 @@ class UpstreamStorage:
 def _as_dataset_error(location: str, error: SplitArrowError | None) -> DatasetError:
     reason = "no upstream has it" if error is None else error.message
     return DatasetError(f"cannot read {location}: {reason}")
-
-
-def _copy_file(
-    client: Client,
-    name: str,
-    version: str,
-    ordinal: int,
-    file: io.FileIO,
-    progress: Progress | None,
-) -> None:
-    """Copy the file of a shard, from where a local file ends."""
-    read = client.read(
-        name,
-        format=FILE,
-        shards=[ordinal],
-        version=version,
-        rows=(file.tell(), MAX_COUNT),
-        prefetch_bytes=_PREFETCH_BYTES,
-    )
-    with read as stream:
-        for batch in stream:
-            values: Any = batch.column(0)
-            data = memoryview(values.buffers()[1])[values.offset :][: len(values)]
-            write_all(file, data)
-            if progress is not None:
-                progress(file.tell())
-
-
-_PREFETCH_BYTES = 16 << 20

@@ -56,6 +56,8 @@ class ServerContext:
     """What this process uses of the limits of the server."""
     reporter: Reporter
     """All processes of the server."""
+    describe_relay: Callable[[], bytes] | None = None
+    """Returns the description of the relay that the server is; None if it is not one."""
     uris: list[DataUri] = field(default_factory=list[DataUri])
     """The URIs of the bound listeners."""
     draining: anyio.Event = field(init=False)

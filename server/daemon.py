@@ -100,7 +100,7 @@ class Daemon:
         """The name of this process in metrics."""
         usage = Usage() if usage is None else usage
         nbytes = settings.parquet_decoding_bytes or measure_host_memory() // 2 // usage.processes
-        self.decoding = DecodingShares(nbytes, self._lend_threads)
+        self.decoding = DecodingShares(nbytes, self.lend_threads)
         """The memory in which readers decode row groups of Parquet files."""
         memory = StreamMemory(settings.stream_memory)
         budget = Budget.from_settings(settings, self.decoding, lambda: memory.batch_bytes)
@@ -269,7 +269,7 @@ class Daemon:
         self.context.draining.set()
         self._scope.cancel()
 
-    def _lend_threads(self, change: int) -> None:
+    def lend_threads(self, change: int) -> None:
         """Change the number of worker threads. Any thread may call this."""
 
         def apply() -> None:

@@ -81,6 +81,10 @@ class Feed(Protocol):
         """Add the first datasets; raise `SplitArrowError` if there are none."""
         ...
 
+    def attach(self, daemon: Daemon) -> None:
+        """Connect what the feed has to the daemon that will serve the catalog."""
+        ...
+
     async def run(self) -> None:
         """Change the catalog until cancelled."""
         ...
@@ -121,6 +125,8 @@ def serve_process(
             feed.start(catalog)
         if settings.workers == 1:
             daemon = Daemon(catalog, settings, configuration=configuration)
+            if feed is not None:
+                feed.attach(daemon)
             daemon.bind()
             server: Drainable = daemon
         else:

@@ -165,6 +165,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"process"},
     ],
     "relay": [
+        {"description", "shard_copy"},
+        {"peers"},
         {"upstream"},
         {"datasets"},
         {"relay"},

@@ -36,7 +36,9 @@ class _ArrivingFile(SourceFile):
 def open_arriving(
     download: ShardDownload, schema: pa.Schema, selection: Selection, location: str
 ) -> GeneratorSource | None:
-    """Open a shard whose messages are sent as they are stored; None if others are requested.
+    """Open a shard whose messages are sent as they are stored.
+
+    Return None if other messages are requested, or the shard is complete.
 
     It waits for the first messages. Raises `DatasetError` if the download fails, or the shard
     differs from its manifest.
@@ -44,7 +46,11 @@ def open_arriving(
     if not _keeps_messages(selection):
         return None
     download.wait_for(min(HEAD_BYTES, download.nbytes))
-    file = _ArrivingFile(download.path, refuse_writers=False)
+    try:
+        file = _ArrivingFile(download.path, refuse_writers=False)
+    except DatasetError:
+        download.wait()
+        return None  # it has just become complete, and has another name
     try:
         messages = _ArrivingMessages(download, file, location)
         difference = describe_difference(schema, read_schema(messages.schema_metadata))

@@ -55,7 +55,9 @@ class CacheFullError(DatasetError):
 class ShardDownload:
     """A shard that is being downloaded. Any thread may read what has arrived."""
 
-    def __init__(self, path: Path, nbytes: int) -> None:
+    def __init__(
+        self, path: Path, nbytes: int, report_waiting: Callable[[int], object] = lambda change: None
+    ) -> None:
         self.path = path
         """The incomplete file, which gets another name at the end."""
         self.nbytes = nbytes
@@ -64,6 +66,7 @@ class ShardDownload:
         self._has_ended = False
         self._error: Exception | None = None
         self._changed = threading.Condition()
+        self._report_waiting = report_waiting
 
     def advance(self, nbytes: int) -> None:
         """State that the file begins with so many bytes of the shard."""
@@ -80,7 +83,12 @@ class ShardDownload:
     def wait_for(self, nbytes: int) -> None:
         """Wait for the first bytes of the shard. Raises the error of the download."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_ended or self._arrived >= nbytes)
+            if not self._has_ended and self._arrived < nbytes:
+                self._report_waiting(1)
+                try:
+                    self._changed.wait_for(lambda: self._has_ended or self._arrived >= nbytes)
+                finally:
+                    self._report_waiting(-1)
             if self._error is not None:
                 raise copy(self._error)
 
@@ -101,6 +109,9 @@ class ObjectCache:
     def __init__(self, folder: Path, nbytes: int, *, checks_files: bool = False) -> None:
         self.folder = folder
         """The folder."""
+        self.report_waiting: Callable[[int], object] = lambda change: None
+        """Called with 1 before, and with -1 after a thread waits for a download, so that other
+        readers get another thread."""
         self.uses = CacheUses()
         """How often this process found a shard in the cache, or did not."""
         self._max_bytes = nbytes
@@ -203,7 +214,9 @@ class ObjectCache:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise self._storing_error(url, error) from None
-        download = ShardDownload(self.folder / new_temporary_name(), shard.nbytes)
+        download = ShardDownload(
+            self.folder / new_temporary_name(), shard.nbytes, lambda n: self.report_waiting(n)
+        )
         with self._lock:
             self._downloads[shard.sha256] = download
             self._users[shard.sha256] += 1

@@ -54,6 +54,12 @@ class VersionRemovedError(DatasetError):
     """The version was pruned after its manifest was read."""
 
 
+def name_version(manifest: Manifest) -> str:
+    """Return what identifies a version: its number, and a hash that differs for other data."""
+    digest = hashlib.blake2b(encode_manifest(manifest), digest_size=8).hexdigest()
+    return f"{manifest.version}-{digest}"
+
+
 class PublishedVersion(FixedDataset):
     """One version of a published dataset."""
 
@@ -62,9 +68,7 @@ class PublishedVersion(FixedDataset):
     def __init__(self, manifest: Manifest, store: VersionStore, reader: ShardReader) -> None:
         self.manifest = manifest
         """The manifest of the version."""
-        digest = hashlib.blake2b(encode_manifest(manifest), digest_size=8).hexdigest()
-        # The hash differs for a dataset published elsewhere.
-        version = f"{manifest.version}-{digest}"
+        version = name_version(manifest)
         super().__init__(manifest.schema, manifest.rows, manifest.nbytes, version)
         self._store = store
         self._reader = reader

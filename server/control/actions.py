@@ -166,6 +166,7 @@ class ActionHandler:
                 self._discard,
             ),
             "reload": ("Read the configuration again.", self._reload_configuration),
+            "relay": ("Describe the relay as JSON, if the server is one.", self._describe_relay),
             "CancelFlightInfo": ("Cancel the streams of a FlightInfo.", self._cancel_info),
             "RenewFlightEndpoint": ("Renew the ticket of an endpoint.", self._renew_endpoint),
         }
@@ -193,6 +194,13 @@ class ActionHandler:
     async def _status(self, call: Call, body: bytes) -> bytes:
         del body
         return _encode_json(await run_in_thread(describe_status, call, self._started))
+
+    async def _describe_relay(self, call: Call, body: bytes) -> bytes:
+        del body
+        describe = call.server.describe_relay
+        if describe is None:
+            raise remote_error("UNIMPLEMENTED", "this server is not a relay")
+        return describe()
 
     async def _cancel(self, call: Call, body: bytes) -> bytes:
         number = _decode_object(body).get("stream")

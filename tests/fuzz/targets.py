@@ -133,6 +133,8 @@ ACTIONS = (
     "CancelFlightInfo",
     "RenewFlightEndpoint",
     "lengths",
+    "manifest",
+    "relay",
 )
 """All actions. The corpus has their positions, so a new one is the last."""
 _DO_ACTION = "/arrow.flight.protocol.FlightService/DoAction"

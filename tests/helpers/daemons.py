@@ -27,9 +27,10 @@ def daemon() -> Iterator[StartDaemon]:
     started: list[Daemon] = []
 
     def start(datasets: Mapping[str, str | Path] | None = None, **options: Any) -> Daemon:
-        started.append(Daemon(datasets, **options))
-        started[-1].start()
-        return started[-1]
+        new = Daemon(datasets, **options)
+        started.append(new)
+        new.start()
+        return new
 
     yield start
     for each in started:
