@@ -72,7 +72,7 @@ class Relay:
         self._seconds = settings.poll_seconds
         self._folder = options.cache
         self._lock_file = _lock_folder(options.cache)
-        self._cache = open_object_cache(settings, checks_files=True)
+        self._cache = open_object_cache(settings, checks_files=True, is_shared=False)
         self._clients = [Client(uri, options.token, check=False) for uri in options.upstreams]
         self._address = ",".join(uri.address for uri in options.upstreams)
         self._known: dict[str, object] = {}

@@ -175,7 +175,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"access_control"},
     ],
     "server.catalog": [
-        {"batch_ranges", "decoding_shares", "suggestions"},
+        {"batch_ranges", "decoding_shares", "eviction", "suggestions"},
         {"dataset"},
         {"filters", "tensors"},
         {"selection"},
