@@ -11,6 +11,7 @@ import typer
 
 from ..client.uris import parse_control_uris
 from ..errors import ConfigError, UsageError
+from ..formats.text import parse_size
 from ..server.config import Configuration
 from .connection import Token
 from .options import option, with_parameters
@@ -40,9 +41,25 @@ _OWN: dict[str, Any] = {
             help="Whether to serve the shards in the cache while the upstream cannot be reached."
         ),
     ],
+    "prefetch_bytes": Annotated[
+        str,
+        option(
+            help="How much of what readers announce is fetched ahead; 0 fetches nothing ahead.",
+            metavar="SIZE",
+        ),
+    ],
+    "rate": Annotated[
+        str | None,
+        option(help="The most to fetch ahead in a second, as in 100MB.", metavar="SIZE"),
+    ],
     "token": Token,
 }
-_DEFAULTS: dict[str, Any] = {"cache": None, "cache_bytes": "10GiB", "offline": "allow"}
+_DEFAULTS: dict[str, Any] = {
+    "cache": None,
+    "cache_bytes": "10GiB",
+    "offline": "allow",
+    "prefetch_bytes": "1GiB",
+}
 
 
 def _parameters() -> Iterator[Parameter]:
@@ -60,6 +77,8 @@ def relay(
     cache: Path | None,
     cache_bytes: str,
     offline: Literal["allow", "refuse"],
+    prefetch_bytes: str,
+    rate: str | None,
     token: str | None,
     config: Path | None,
     **options: Any,
@@ -87,6 +106,9 @@ def relay(
         raise UsageError(str(error)) from None
     if settings.workers != 1 or settings.keep_versions is not None:
         raise UsageError("a relay has one process and removes no versions; unset the setting")
-    relayed = RelayOptions(uris, cache, token, offline)
+    ahead, speed = parse_size(prefetch_bytes), None if rate is None else parse_size(rate)
+    if speed == 0:
+        raise UsageError("--rate is 0; expected more, or --prefetch-bytes 0 to fetch nothing ahead")
+    relayed = RelayOptions(uris, cache, token, offline, ahead, speed)
     banner = print_banner if shows_banner(settings) else None
     return serve_process(configuration, banner, lambda loaded: Relay(relayed, loaded))

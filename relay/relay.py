@@ -34,6 +34,7 @@ from ..server.catalog.object_cache import open_object_cache
 from ..server.config import Settings
 from ..server.logs import get_logger
 from .datasets import PassedDataset, RelayedDataset
+from .prefetch import Prefetcher
 from .upstream import UpstreamStorage, UpstreamVersion
 
 Offline = Literal["allow", "refuse"]
@@ -57,6 +58,10 @@ class RelayOptions:
     """The token of the relay at the upstream."""
     offline: Offline = "allow"
     """Whether to serve what the cache has while no upstream can be reached."""
+    prefetch_bytes: int = 1 << 30
+    """How much of what readers have announced is fetched ahead."""
+    rate: int | None = None
+    """The largest rate of fetching ahead, in bytes per second. None means no limit."""
 
 
 class Relay:
@@ -74,6 +79,7 @@ class Relay:
         self._lock_file = _lock_folder(options.cache)
         self._cache = open_object_cache(settings, checks_files=True, is_shared=False)
         self._clients = [Client(uri, options.token, check=False) for uri in options.upstreams]
+        self._prefetcher = Prefetcher(self._cache, options.prefetch_bytes, options.rate)
         self._address = ",".join(uri.address for uri in options.upstreams)
         self._known: dict[str, object] = {}
         """What each dataset of the catalog was made of."""
@@ -90,6 +96,8 @@ class Relay:
             if self._options.offline != "allow" or not self._add_stored():
                 raise
             self._is_offline = True
+        if self._options.prefetch_bytes:
+            self._prefetcher.start()
 
     async def run(self) -> None:
         """Follow the upstream until cancelled."""
@@ -224,8 +232,10 @@ class Relay:
 
     def close(self) -> None:
         """Close the connections to the upstream, and leave the cache to other relays."""
+        self._prefetcher.stop()
         for client in self._clients:
             client.close()
+        self._prefetcher.join()
         os.close(self._lock_file)
 
 

@@ -165,7 +165,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"process"},
     ],
     "relay": [
-        {"upstream"},
+        {"prefetch", "upstream"},
         {"datasets"},
         {"relay"},
     ],

@@ -133,6 +133,7 @@ ACTIONS = (
     "CancelFlightInfo",
     "RenewFlightEndpoint",
     "lengths",
+    "announce",
 )
 """All actions. The corpus has their positions, so a new one is the last."""
 _DO_ACTION = "/arrow.flight.protocol.FlightService/DoAction"
