@@ -142,7 +142,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"mixing", "position", "tensors"},
         {"device_tensors", "mapped_tensors", "metrics"},
         {"blocks", "shared_batch"},
-        {"bad_rows", "packing", "provenance"},
+        {"announcement", "bad_rows", "packing", "provenance"},
         {"loader"},
         {"dataset"},
         {"map_dataset", "mixture"},
