@@ -52,6 +52,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "loader_report",
             "paired",
             "parquet",
+            "relay",
             "sharing",
             "spark_peers",
             "tensors",
