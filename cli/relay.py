@@ -13,6 +13,7 @@ import typer
 
 from ..client.uris import parse_control_uris
 from ..errors import ConfigError, UsageError
+from ..formats.text import parse_size
 from ..server.config import Configuration
 from .connection import ConnectTimeout, ControlUri, Token, open_single_client, with_tls_options
 from .formatting import format_count
@@ -52,6 +53,17 @@ _OWN: dict[str, Any] = {
             metavar="URIS",
         ),
     ],
+    "prefetch_bytes": Annotated[
+        str,
+        option(
+            help="How much of what readers announce is fetched ahead; 0 fetches nothing ahead.",
+            metavar="SIZE",
+        ),
+    ],
+    "rate": Annotated[
+        str | None,
+        option(help="The most to fetch ahead in a second, as in 100MB.", metavar="SIZE"),
+    ],
     "token": Token,
 }
 _DEFAULTS: dict[str, Any] = {
@@ -59,6 +71,7 @@ _DEFAULTS: dict[str, Any] = {
     "cache_bytes": "10GiB",
     "offline": "allow",
     "peers": None,
+    "prefetch_bytes": "1GiB",
 }
 
 
@@ -79,6 +92,8 @@ def run(
     cache_bytes: str,
     offline: Literal["allow", "refuse"],
     peers: str | None,
+    prefetch_bytes: str,
+    rate: str | None,
     token: str | None,
     config: Path | None,
     **options: Any,
@@ -108,7 +123,10 @@ def run(
     if settings.workers != 1 or settings.keep_versions is not None:
         raise UsageError("a relay has one process and removes no versions; unset the setting")
     peer_uris = () if peers is None else tuple(parse_control_uris(peers))
-    relayed = RelayOptions(uris, cache, token, offline, peer_uris)
+    ahead, speed = parse_size(prefetch_bytes), None if rate is None else parse_size(rate)
+    if speed == 0:
+        raise UsageError("--rate is 0; expected more, or --prefetch-bytes 0 to fetch nothing ahead")
+    relayed = RelayOptions(uris, cache, token, offline, peer_uris, ahead, speed)
     banner = print_banner if shows_banner(settings) else None
     return serve_process(configuration, banner, lambda loaded: Relay(relayed, loaded))
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import pyarrow as pa
 
+from ..client.connect import AnyClient
 from ..client.uris import parse_control_uris
 from ..errors import UsageError
 from ..transport.registry import list_schemes
 from ..transport.tls_options import TlsOptions
+from .announcement import announced, list_shards
 from .bad_rows import ErrorLog, OnError, RowTester, Target, fill_batches
 from .blocks import BatchPlan, BlockSource, Rows, Run
 from .device_tensors import (
@@ -239,6 +242,8 @@ class StreamDataset(StepDataset):
         self._shuffle = shuffle
         options = {"transport": check_transport(transport)}
         selection = Selection(name, check_columns(columns), filter, version or "", options)
+        self._name = uuid4().hex
+        """The name of this loader among the readers of a server."""
         self._memory_device = find_memory_device(memory)
         if self._memory_device is not None and on_error != "raise":
             raise UsageError("on_error='skip' needs record batches in host memory; pass device=")
@@ -361,7 +366,33 @@ class StreamDataset(StepDataset):
         lanes = -(-self._share(position).lanes // workers)
         with self._servers.borrow() as client:
             source = BlockSource(client, self._plan, self.make_order(position.epoch), lanes)
-            yield lambda number: source
+            with self._announce(client, position, workers):
+                yield lambda number: source
+
+    def _announce(
+        self, client: AnyClient, position: Position, workers: int
+    ) -> AbstractContextManager[None]:
+        """Announce the shards of this worker in this epoch and the next one."""
+        progress = self._progress
+        worker = 0 if progress is None else progress.worker or 0
+        steps = position.steps if progress is None else progress.next
+
+        def find_shards() -> list[int]:
+            following = Position.start(position.epoch + 1, self._division)
+            return [
+                shard
+                for each, done in ((position, steps), (following, 0))
+                for shard in self._list_shards(each, done, worker, workers)
+            ]
+
+        return announced(client, self._plan, f"{self._name}-{worker}", find_shards)
+
+    def _list_shards(self, position: Position, steps: int, worker: int, workers: int) -> list[int]:
+        share, order = self._share(position), self.make_order(position.epoch)
+        lanes = range(share.lanes)
+        if share.lanes % workers == 0:  # otherwise each worker reads all lanes
+            lanes = lanes[worker::workers]
+        return list_shards(self._plan, order, share, lanes, steps)
 
     def make_order(self, epoch: int | str) -> EpochOrder:
         """Return the order of the rows in an epoch."""

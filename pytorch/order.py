@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -125,6 +126,25 @@ class Share:
                 row = self._begin + self._offset(begin) + (shifts or {}).get(lane, 0)
                 last = min(self._begin + self._offset(end), total)
                 yield from self._rows.slice(min(row, last), last)
+
+    def list_blocks(self, order: EpochOrder, lanes: Iterable[int], steps: int) -> list[int]:
+        """Return the blocks of some lanes, in the order in which batches after `steps` need them.
+
+        A block is there for each lane that needs it.
+        """
+        found: list[tuple[int, int]] = []
+        for lane in lanes:
+            first = max(0, -((lane - steps) // self.lanes))
+            begin, end = self._lane_begin(lane) + first, self._lane_begin(lane + 1)
+            rows, last = 0, -1
+            spans = self._wrap(self._begin + self._offset(begin), self._begin + self._offset(end))
+            for piece in order.locate(spans):
+                if piece.block != last:
+                    number = first + rows // self._batch_rows
+                    found.append((lane + number * self.lanes, piece.block))
+                last = piece.block
+                rows += piece.end - piece.begin
+        return [block for _, block in sorted(found, key=itemgetter(0))]
 
     def _place(self, number: int) -> int:
         """Return the position of a batch among all batches of all lanes, lane after lane."""

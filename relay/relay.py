@@ -48,6 +48,7 @@ from .description import (
     read_description,
 )
 from .peers import Peers
+from .prefetch import Prefetcher
 from .upstream import UpstreamStorage, UpstreamVersion
 
 Offline = Literal["allow", "refuse"]
@@ -74,6 +75,10 @@ class RelayOptions:
     """Whether to serve what the cache has while no upstream can be reached."""
     peers: tuple[DataUri, ...] = ()
     """The control planes of the relays of this level, perhaps with this relay."""
+    prefetch_bytes: int = 1 << 30
+    """How much of what readers have announced is fetched ahead."""
+    rate: int | None = None
+    """The largest rate of fetching ahead, in bytes per second. None means no limit."""
 
 
 class Relay:
@@ -90,8 +95,9 @@ class Relay:
         self._folder = options.cache
         _check_upstreams(options.upstreams, settings.control)
         self._lock_file = _lock_folder(options.cache)
-        self._cache = open_object_cache(settings, checks_files=True)
+        self._cache = open_object_cache(settings, checks_files=True, is_shared=False)
         self._clients = [Client(uri, options.token, check=False) for uri in options.upstreams]
+        self._prefetcher = Prefetcher(self._cache, options.prefetch_bytes, options.rate)
         self._address = ",".join(uri.address for uri in options.upstreams)
         self._known: dict[str, object] = {}
         """What each dataset of the catalog was made of."""
@@ -118,6 +124,8 @@ class Relay:
             if self._options.offline != "allow" or not self._add_stored():
                 raise
             self._is_offline = True
+        if self._options.prefetch_bytes:
+            self._prefetcher.start()
 
     def attach(self, daemon: Daemon) -> None:
         """Let the daemon describe the relay, and lend threads to readers while others wait."""
@@ -300,10 +308,12 @@ class Relay:
 
     def close(self) -> None:
         """Close the connections to the upstream, and leave the cache to other relays."""
+        self._prefetcher.stop()
         for client in self._clients:
             client.close()
         if self._peers is not None:
             self._peers.close()
+        self._prefetcher.join()
         os.close(self._lock_file)
 
 

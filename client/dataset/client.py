@@ -834,6 +834,54 @@ class Client(BaseClient):
         body = json.dumps({"dataset": check_name(name), "job": job}, ensure_ascii=False)
         self.act("discard", body.encode(), dataset=name)
 
+    def announce(
+        self,
+        name: str,
+        shards: Iterable[int],
+        *,
+        reader: str,
+        version: str | None = None,
+        position: int = 0,
+    ) -> bool:
+        """Announce the order in which a reader opens the shards of a published dataset.
+
+        A server with a cache, such as a relay, keeps the shards that are needed soonest, and a
+        relay fetches the next ones ahead. The loaders of `splitarrow.pytorch` do this themselves.
+
+        Parameters
+        ----------
+        name : str
+            The dataset.
+        shards : iterable of int
+            The ordinals of the shards, in order. It replaces the previous order of the reader; an
+            empty one ends it. The server uses at most 65536 of them.
+        reader : str
+            A name of the reader, which is unique among those of the caller. Its announcement ends
+            after 15 minutes in which it opens no shard.
+        version : str, optional
+            The version, as `info` reports it. `None` means the current one.
+        position : int
+            The number of `shards` that are done.
+
+        Returns
+        -------
+        bool
+            Whether the server uses the order. It does not if it reads the shards from its own disk.
+
+        Raises
+        ------
+        NotFoundError
+            If no such dataset exists.
+        InvalidRequestError
+            If the version has no such shard.
+        RemoteError
+            If the server refuses, or, with the code UNIMPLEMENTED, is an older one.
+        """
+        values = {"dataset": check_name(name), "version": version, "reader": reader}
+        values |= {"shards": list(shards), "position": position}
+        body = json.dumps(values, ensure_ascii=False).encode()
+        return bool(json.loads(self.act("announce", body, dataset=name))["used"])
+
     def drop(self, name: str) -> None:
         """Remove a dataset that was uploaded or published.
 

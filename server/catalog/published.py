@@ -39,6 +39,7 @@ from .dataset import (
     parse_version_number,
     select_shards,
 )
+from .eviction import ReaderId
 from .object_cache import ObjectCache, open_object_cache
 from .published_shards import OpenGroups, ShardReader
 
@@ -245,6 +246,24 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
         yield from self._use_version(
             request, lambda version: list(version.measure_batches(request, encoding))
         )
+
+    def announce(
+        self, request: Request, reader: ReaderId, ordinals: Sequence[int], position: int
+    ) -> bool:
+        """Note the order in which a reader opens shards of the version of a request.
+
+        It begins at a position, and replaces the previous order of the reader; an empty one ends
+        it. Returns whether a cache uses it. Raises `InvalidRequestError` if there is no such shard.
+        """
+        version = self.resolve_version(request)
+        by_ordinal = {shard.ordinal: shard for shard in version.manifest.shards}
+        try:
+            shards = [by_ordinal[ordinal] for ordinal in ordinals]
+        except KeyError as error:
+            raise InvalidRequestError(
+                f"the version {version.version} has no shard {error}", stream=request.dataset
+            ) from None
+        return self._reader.announce(reader, shards, position)
 
     def _use_version(self, request: Request, use: Callable[[PublishedVersion], _T]) -> _T:
         """Return the result for the version of a request, or for a newer one if it was pruned."""

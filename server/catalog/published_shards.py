@@ -21,6 +21,7 @@ from ...publication.storage import Storage
 from ...transport.memory.files import SourceFile
 from .arriving import open_arriving
 from .dataset import Encoding, GeneratorSource, Measures, MessageGroups
+from .eviction import ReaderId
 from .files.arrow import ArrowFileDataset
 from .files.concatenated import ConcatenatedFiles
 from .files.origins import LocalOrigin, make_read_error
@@ -126,6 +127,13 @@ class ShardReader:
         if self._storage.folder is not None or not shards:
             return False
         return all(self._cache.has(shard) for shard in shards)
+
+    def announce(self, reader: ReaderId, shards: Sequence[ShardEntry], position: int) -> bool:
+        """Note the order in which a reader opens shards; return whether the cache uses it."""
+        if self._storage.folder is not None:
+            return False
+        self._cache.announce(reader, self._storage, shards, position)
+        return True
 
     def _read_batches(
         self, shards: Sequence[ShardEntry], schema: pa.Schema, selection: Selection

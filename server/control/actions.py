@@ -38,6 +38,8 @@ _TOTALS = {
 }
 """The metrics by dataset, and their names in the response."""
 _PART_BYTES = 1 << 20
+_MAX_ANNOUNCEMENT_BYTES = 1 << 20
+_MAX_READER_CHARACTERS = 128
 _CACHES = {"cache_hits": "hits", "cache_misses": "misses"}
 """The metrics by cache, and their names in the response."""
 
@@ -153,6 +155,11 @@ class ActionHandler:
             "manifest": (
                 'Return the manifest of a published dataset, in parts: {"dataset": NAME}',
                 self._manifest,
+            ),
+            "announce": (
+                "Announce the order in which a reader opens the shards of a published dataset: "
+                '{"dataset": NAME, "reader": NAME, "shards": [ORDINAL], "position": INDEX}',
+                self._announce,
             ),
             "cancel": (
                 'Cancel a stream of the caller, or of anybody for an operator: {"stream": NUMBER}',
@@ -335,6 +342,37 @@ class ActionHandler:
             await call.write(flight.Result(body=part).SerializeToString())
         return data[(len(data) - 1) // _PART_BYTES * _PART_BYTES :]
 
+    async def _announce(self, call: Call, body: bytes) -> bytes:
+        """Note the order of a reader, and return whether a cache uses it."""
+        if len(body) > _MAX_ANNOUNCEMENT_BYTES:
+            raise InvalidRequestError(
+                f"the announcement has {len(body)} bytes; the limit is {_MAX_ANNOUNCEMENT_BYTES}"
+            )
+        values = _decode_object(body)
+        name, version, reader = (values.get(key) for key in ("dataset", "version", "reader"))
+        ordinals, position = values.get("shards"), values.get("position", 0)
+        if (
+            not (isinstance(name, str) and isinstance(reader, str))
+            or not (version is None or isinstance(version, str))
+            or not 0 < len(reader) <= _MAX_READER_CHARACTERS
+            or not _is_count(position)
+            or not isinstance(ordinals, list)
+            or not all(map(_is_count, ordinals))
+        ):
+            raise InvalidRequestError(
+                'the body of the action must be {"dataset": NAME, "reader": NAME, '
+                '"shards": [ORDINAL], "position": INDEX}'
+            )
+        dataset = call.find_dataset(name)
+        used = False
+        if isinstance(dataset, PublishedDataset):
+            request, owner = Request(name, version=version), (call.principal.name, reader)
+            used = await run_in_thread(
+                *(dataset.announce, request, owner, ordinals, position),
+                limiter=call.server.threads,
+            )
+        return _encode_json({"used": used})
+
     async def _drop(self, call: Call, body: bytes) -> bytes:
         name = _decode_name(body)
         store = self._authorize_write(call, name)
@@ -375,6 +413,10 @@ def _decode_name(body: bytes) -> str:
         return body.decode()
     except UnicodeDecodeError:
         raise InvalidRequestError("the name of the dataset is not UTF-8") from None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _encode_json(value: object) -> bytes:

@@ -133,6 +133,7 @@ ACTIONS = (
     "CancelFlightInfo",
     "RenewFlightEndpoint",
     "lengths",
+    "announce",
     "manifest",
     "relay",
 )

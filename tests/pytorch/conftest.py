@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 NEED_TORCH = [
+    "test_announcement.py",
     "test_audit.py",
     "test_bad_rows.py",
     "test_dataset.py",

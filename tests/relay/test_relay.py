@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,50 @@ def test_a_damaged_shard_is_found_after_a_start(
 
 
 @pytest.mark.slow
+def test_announced_shards_are_fetched_ahead(
+    tmp_path: Path, upstream: Daemon, relay: Daemon
+) -> None:
+    with splitarrow.connect(relay.control_uri) as client:
+        version = client.info("trips").version
+        assert client.announce("trips", [2, 0], reader="r", version=version)
+        wait_for_shards(tmp_path, 2)
+        upstream.stop()
+        for shard in (2, 0):
+            expected = TABLE.slice(1000 * shard, 1000)
+            assert client.read("trips", shards=[shard]).read_all() == expected
+        assert not client.announce("plain", [0], reader="r")
+
+
+def wait_for_shards(tmp_path: Path, count: int) -> None:
+    objects = tmp_path / "cache" / "objects"
+    wait_until(lambda: sum(len(path.name) == 64 for path in objects.glob("*")) == count)
+
+
+@pytest.mark.slow
+def test_the_rate_bounds_what_is_fetched_ahead(
+    tmp_path: Path, published: str, upstream: Daemon, daemon: StartDaemon
+) -> None:
+    nbytes = min(path.stat().st_size for path in (Path(published) / "data").rglob("*.arrow"))
+    relay = start_relay(tmp_path, upstream, daemon, "--rate", str(4 * nbytes))
+    with splitarrow.connect(relay.control_uri) as client:
+        begin = time.monotonic()
+        client.announce("trips", [0, 1, 2], reader="r")
+        wait_for_shards(tmp_path, 3)
+    assert time.monotonic() - begin > 0.49
+
+
+@pytest.mark.slow
+def test_nothing_is_fetched_ahead_if_so_chosen(
+    tmp_path: Path, upstream: Daemon, daemon: StartDaemon
+) -> None:
+    relay = start_relay(tmp_path, upstream, daemon, "--prefetch-bytes", "0")
+    with splitarrow.connect(relay.control_uri) as client:
+        assert client.announce("trips", [0, 1, 2], reader="r")
+        client.read("trips", shards=[2]).read_all()
+    wait_for_shards(tmp_path, 1)
+
+
+@pytest.mark.slow
 def test_a_killed_relay_leaves_no_incomplete_shard(
     tmp_path: Path, upstream: Daemon, relay: Daemon, daemon: StartDaemon
 ) -> None:
@@ -305,6 +350,8 @@ def test_an_upstream_with_tls_and_tokens(
         (["grpc://127.0.0.1:1"], "--cache is missing"),
         (["grpc://127.0.0.1:1", "--cache", "c"], "cannot connect to grpc://127.0.0.1:1"),
         (["grpc://127.0.0.1:1", "--cache", "c", "--cache-bytes", "big"], "cache"),
+        (["grpc://127.0.0.1:1", "--cache", "c", "--prefetch-bytes", "big"], "not a size"),
+        (["grpc://127.0.0.1:1", "--cache", "c", "--rate", "0"], "--rate is 0"),
         (["trips.arrow", "--cache", "c"], "trips.arrow"),
     ],
 )

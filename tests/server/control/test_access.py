@@ -113,6 +113,9 @@ def test_random_access_works_with_signed_tickets_and_needs_a_grant(
         list(client.do_action(lengths, ANNA))
     with server.client() as client, pytest.raises(flight.FlightUnauthorizedError):
         list(client.do_action(flight.Action("ranges", b'{"dataset": "trips"}'), ANNA))
+    order = flight.Action("announce", b'{"dataset": "trips", "reader": "r", "shards": []}')
+    with server.client() as client, pytest.raises(flight.FlightUnauthorizedError):
+        list(client.do_action(order, ANNA))
 
 
 def test_writing_needs_a_grant(server: Running, table: pa.Table) -> None:

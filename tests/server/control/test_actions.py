@@ -75,6 +75,41 @@ def test_ranges_are_those_of_the_manifest(table: pa.Table, tmp_path: Path) -> No
             ranges(b"a")
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"reader": None}, "must be"),
+        ({"reader": ""}, "must be"),
+        ({"reader": "r" * 129}, "must be"),
+        ({"dataset": 1}, "must be"),
+        ({"version": 1}, "must be"),
+        ({"version": "9-x"}, "its version is"),
+        ({"shards": None}, "must be"),
+        ({"shards": [True]}, "must be"),
+        ({"shards": [-1]}, "must be"),
+        ({"shards": [2]}, "has no shard 2"),
+        ({"shards": [0] * 400_000}, "the limit is 1048576"),
+        ({"position": -1}, "must be"),
+        ({"position": 0.5}, "must be"),
+    ],
+)
+def test_a_wrong_announcement_is_refused(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    publish(VersionStore(tmp_path), "one", numbers(0), numbers(5))
+    values = {"dataset": "numbers", "reader": "r", "shards": [1, 0], "position": 0}
+    with running({"numbers": tmp_path}) as server, server.client() as client:
+        assert act(client, "announce", json.dumps(values).encode()) == {"used": False}
+        with pytest.raises(pa.ArrowInvalid, match=message):
+            act(client, "announce", json.dumps({**values, **fields}).encode())
+
+
+def test_the_order_of_a_table_is_not_used(table: pa.Table) -> None:
+    with running({"a": table}) as server, server.client() as client:
+        body = b'{"dataset": "a", "reader": "r", "shards": [7]}'
+        assert act(client, "announce", body) == {"used": False}
+
+
 def test_the_ranges_of_a_version_without_shards_are_empty(tmp_path: Path) -> None:
     VersionStore(tmp_path).commit("one", pa.schema([("n", pa.int64())]), [], append=False)
     with running({"none": tmp_path}) as server, server.client() as client:
