@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
@@ -154,12 +155,16 @@ class _RelayedVersion(PublishedVersion):
             return passed.open(part, encoding)
 
     def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
-        """Yield a measure of each stored batch; see `PublishedVersion.measure_batches`."""
-        try:
-            yield from super().measure_batches(request, encoding)
-        except CacheFullError:  # before the first measure
-            passed, part = self._pass(request)
-            yield from passed.measure_batches(part, encoding)
+        """Yield a measure of each stored batch; see `PublishedVersion.measure_batches`.
+
+        The upstream measures a shard that is not in the cache: measures are small.
+        """
+        if not self._reader.has_cached(self._select_shards(request)):
+            with suppress(SplitArrowError):
+                passed, part = self._pass(request)
+                yield from list(passed.measure_batches(part, encoding))
+                return
+        yield from super().measure_batches(request, encoding)
 
     def _pass(self, request: Request) -> tuple[PassedDataset, Request]:
         """Return what reads at the upstream, and the request there."""

@@ -121,6 +121,16 @@ def test_a_shard_crosses_the_network_once(
     assert sent_bytes(upstream, "trips") < 1.1 * stored + 4096
 
 
+def test_rows_are_counted_without_a_shard(tmp_path: Path, upstream: Daemon, relay: Daemon) -> None:
+    with splitarrow.connect(str(relay.control_uri)) as client:
+        assert client.count_rows("trips") == {shard: [1000] for shard in range(3)}
+        assert client.count_rows("trips", filter="n < 1003") == {0: [1000], 1: [3], 2: [0]}
+        assert not list((tmp_path / "cache").glob("objects/*"))
+        client.read("trips").read_all()
+        upstream.stop()
+        assert client.count_rows("trips", filter="n < 1003") == {0: [1000], 1: [3], 2: [0]}
+
+
 def test_a_relay_follows_versions_and_serves_the_old_one(
     published: str, upstream: Daemon, relay: Daemon
 ) -> None:
