@@ -31,7 +31,7 @@ from .published import PublishedDataset, PublishedVersion
 
 FILE_SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 """The schema of a file."""
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 _ALIGNMENT = 8
 
 
