@@ -133,7 +133,8 @@ def test_a_table_without_files_has_no_rows(tmp_path: Path) -> None:
 
 def test_a_listing_refuses_the_files_of_a_table(tmp_path: Path) -> None:
     table = pa.table({"n": [0, 1, 2, 3], "p": ["a", "a", "b", "b"]})
-    for name, options in (("plain", {}), ("parts", {"partition_by": ["p"]})):
+    cases: dict[str, Any] = {"plain": {}, "parts": {"partition_by": ["p"]}}
+    for name, options in cases.items():
         write_deltalake(tmp_path / "lake" / name, table, **options)
         DeltaTable(tmp_path / "lake" / name).delete("n > 0")
         (tmp_path / name).symlink_to(tmp_path / "lake" / name)

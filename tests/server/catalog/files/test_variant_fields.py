@@ -23,8 +23,8 @@ from splitarrow.publication.column_ranges import RangeTracker
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.catalog.files.directory import DirectoryDataset
 from splitarrow.server.catalog.files.file_types import open_file
+from splitarrow.server.catalog.object_cache import ObjectCache
 from splitarrow.server.catalog.published import PublishedDataset
-from splitarrow.server.catalog.published_shards import ObjectCache
 
 INT32 = pa.struct([("n", pa.int32()), ("at", pa.struct([("x", pa.float64())]))])
 INT64 = pa.struct([("n", pa.int64()), ("at", pa.struct([("x", pa.string())]))])
