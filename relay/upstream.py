@@ -111,16 +111,27 @@ class UpstreamStorage:
             data = encode_manifest(self._fetch_manifest(version))
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(path, data)
-            for old in sorted(self._folder.glob("[0-9]*.json"))[:-_MAX_KEPT_VERSIONS]:
-                old.unlink(missing_ok=True)
+            self._remove_manifests(number)
         if data is not None:
             manifest = decode_manifest(data, self.location)
             text = name_version(manifest)
+            stored = {int(path.stem) for path in self._folder.glob("[0-9]*.json")}
             with self._lock:
-                self._places.update(
-                    (shard.path, _Place(number, text, shard)) for shard in manifest.shards
-                )
+                known = {number, *stored, *self._versions}
+                self._places = {
+                    **{key: each for key, each in self._places.items() if each.number in known},
+                    **{shard.path: _Place(number, text, shard) for shard in manifest.shards},
+                }
         return data
+
+    def _remove_manifests(self, number: int) -> None:
+        """Remove manifests of old versions, and those of a dataset that was published anew."""
+        with self._lock:
+            is_current = self._current is not None and self._current.number == number
+        stored = sorted(self._folder.glob("[0-9]*.json"))
+        newer = [path for path in stored if is_current and path.stem > f"{number:08d}"]
+        for path in {*newer, *stored[:-_MAX_KEPT_VERSIONS]}:
+            path.unlink(missing_ok=True)
 
     def _fetch_manifest(self, version: UpstreamVersion) -> Manifest:
         """Return the manifest with the shards of all daemons that have some."""
@@ -150,9 +161,11 @@ class UpstreamStorage:
     def fetch(self, name: str, target: Path, progress: Progress | None = None) -> None:
         """Fetch the file of a shard from a peer, or a daemon that has it, or parts from several."""
         with self._lock:
-            place = self._places[name]
-            version = self._versions.get(place.number)
+            place = self._places.get(name)
+            version = None if place is None else self._versions.get(place.number)
         failure: SplitArrowError | None = None
+        if place is None:
+            raise _as_dataset_error(self.location, failure)
         with target.open("xb", buffering=0) as file:
             if self._peers is not None and self._peers.copy_shard(
                 self._name, place.version, place.shard, file, progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -141,6 +142,27 @@ def test_a_relay_follows_versions_and_serves_the_old_one(
         wait_until(lambda: client.info("trips").version != old)
         assert numbers(client.read("trips").read_all()) == list(range(10, ROWS))
         assert numbers(client.read("trips", version=old).read_all()) == list(range(ROWS))
+
+
+@pytest.mark.slow
+def test_a_dataset_that_is_published_anew_has_lower_versions(
+    tmp_path: Path, published: str, upstream: Daemon, relay: Daemon, daemon: StartDaemon
+) -> None:
+    store = VersionStore(published)
+    publish(store, "second", TABLE.slice(0, 20))
+    with splitarrow.connect(str(relay.control_uri)) as client:
+        wait_until(lambda: client.info("trips").rows == 20)
+        upstream.stop()
+        shutil.rmtree(published)
+        publish(VersionStore(published), "again", TABLE.slice(0, 30))
+        upstream.start()
+        wait_until(lambda: client.info("trips").rows == 30)
+        assert client.read("trips").read_all() == TABLE.slice(0, 30)
+    relay.stop()
+    upstream.stop()
+    again = start_relay(tmp_path, upstream, daemon)
+    with splitarrow.connect(str(again.control_uri)) as client:
+        assert client.read("trips").read_all() == TABLE.slice(0, 30)
 
 
 @pytest.mark.slow
