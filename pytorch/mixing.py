@@ -313,7 +313,9 @@ class MixOrder:
         """Add the chunk after the last one, or the end of the epoch."""
         chunk = self._chunks[-1]
         weights, count, cut = self._measure(chunk)
-        if not count:
+        if not count or (
+            self._stop == "repeat" and self._list_weighted(chunk.row) <= chunk.exhausted
+        ):
             self._end = chunk.row
             return
         given, carried = apportion(weights, chunk.carried, count)

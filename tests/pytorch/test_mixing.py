@@ -129,6 +129,13 @@ def test_with_all_the_next_weights_apply_when_no_weighted_part_has_rows() -> Non
     assert [part for part, _ in sequence] == [0] * 30 + [1] * 40
 
 
+def test_with_repeat_a_part_that_loses_its_weight_is_not_waited_for() -> None:
+    order = draw([20, 1000], start([1.0, 1.0], schedule=[(100, [1.0, 0.0])]), "repeat")
+    counts = Counter(part for part, _ in listed(order, 0, 5000))
+    assert counts[0] > 20  # in several passes, before the last weights apply
+    assert sum(counts.values()) == len(order) == 100
+
+
 def test_with_repeat_a_part_that_has_a_weight_later_is_delivered() -> None:
     position = start([1.0, 0.0], 10, "rows", [(30, [0.0, 1.0])])
     sequence = listed(draw([30, 40], position, "repeat"))
