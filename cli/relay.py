@@ -14,7 +14,7 @@ import typer
 from ..client.uris import parse_control_uris
 from ..errors import ConfigError, UsageError
 from ..server.config import Configuration
-from .connection import ConnectTimeout, ControlUri, Token, open_single_client
+from .connection import ConnectTimeout, ControlUri, Token, open_single_client, resolve_token
 from .formatting import format_count
 from .options import Subcommands, option, with_parameters
 from .serve import list_setting_parameters, print_banner, shows_banner
@@ -106,8 +106,9 @@ def run(
         raise UsageError(str(error)) from None
     if settings.workers != 1 or settings.keep_versions is not None:
         raise UsageError("a relay has one process and removes no versions; unset the setting")
+    given_token = resolve_token(token)
     peer_uris = () if peers is None else tuple(parse_control_uris(peers))
-    relayed = RelayOptions(uris, cache, token, offline, peer_uris)
+    relayed = RelayOptions(uris, cache, given_token, offline, peer_uris)
     banner = print_banner if shows_banner(settings) else None
     return serve_process(configuration, banner, lambda loaded: Relay(relayed, loaded))
 
