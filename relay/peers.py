@@ -92,24 +92,24 @@ class Peers:
     ) -> bool:
         """Copy the file of a shard from a peer, and return whether it is complete.
 
-        Otherwise the file has a part of the shard, perhaps none. Raises `DatasetError` if a peer
-        sent something else.
+        Otherwise the file is empty. Readers get nothing of it before its checksum was right.
         """
         for peer in self._choose(shard.sha256, f"{name} {version}"):
             address = peer.client.uri
             try:
                 if not self._confirm(peer):
                     continue
-                copy_shard(
-                    peer.client, name, version, shard.ordinal, file, progress, **_READ_OPTIONS
-                )
+                copy_shard(peer.client, name, version, shard.ordinal, file, None, **_READ_OPTIONS)
+                if hash_file(Path(str(file.name))) != shard.sha256:
+                    raise DatasetError(f"the peer {address} sent a damaged shard of {name}")
             except SplitArrowError as error:
                 self._report(peer, f"{name} {version}", error)
+                file.seek(0)
+                file.truncate()
                 continue
-            if hash_file(Path(str(file.name))) != shard.sha256:
-                self._failures.add(address)
-                raise DatasetError(f"the peer {address} sent a damaged shard of {name}")
             self._failures.discard(address)
+            if progress is not None:
+                progress(shard.nbytes)
             return True
         return False
 

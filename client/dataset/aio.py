@@ -351,5 +351,7 @@ class AsyncClient(AsyncBaseClient[Client]):
     """Commit the shards of a job as a version of the dataset; see `Client.publish`."""
     discard = _in_thread(Client.discard)
     """Remove the shards of a job that was not published; see `Client.discard`."""
+    announce = _in_thread(Client.announce)
+    """Announce the order in which a reader opens shards; see `Client.announce`."""
     act = _in_thread(Client.act)
     """Perform an action of the Flight service; see `Client.act`."""

@@ -13,6 +13,7 @@ NEED_TORCH = [
     "test_dataset.py",
     "test_dataset_threads.py",
     "test_decoding.py",
+    "test_decoding_audio.py",
     "test_device_memory.py",
     "test_loaders.py",
     "test_map_dataset.py",
