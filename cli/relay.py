@@ -15,7 +15,14 @@ from ..client.uris import parse_control_uris
 from ..errors import ConfigError, UsageError
 from ..formats.text import parse_size
 from ..server.config import Configuration
-from .connection import ConnectTimeout, ControlUri, Token, open_single_client, with_tls_options
+from .connection import (
+    ConnectTimeout,
+    ControlUri,
+    Token,
+    open_single_client,
+    resolve_token,
+    with_tls_options,
+)
 from .formatting import format_count
 from .options import Subcommands, option, with_parameters
 from .serve import list_setting_parameters, print_banner, shows_banner
@@ -122,11 +129,12 @@ def run(
         raise UsageError(str(error)) from None
     if settings.workers != 1 or settings.keep_versions is not None:
         raise UsageError("a relay has one process and removes no versions; unset the setting")
+    given_token = resolve_token(token)
     peer_uris = () if peers is None else tuple(parse_control_uris(peers))
     ahead, speed = parse_size(prefetch_bytes), None if rate is None else parse_size(rate)
     if speed == 0:
         raise UsageError("--rate is 0; expected more, or --prefetch-bytes 0 to fetch nothing ahead")
-    relayed = RelayOptions(uris, cache, token, offline, peer_uris, ahead, speed)
+    relayed = RelayOptions(uris, cache, given_token, offline, peer_uris, ahead, speed)
     banner = print_banner if shows_banner(settings) else None
     return serve_process(configuration, banner, lambda loaded: Relay(relayed, loaded))
 
