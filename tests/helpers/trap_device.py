@@ -133,8 +133,9 @@ class TrapDevice:
         self.registrations += 1
 
     def unregister_host(self, address: int) -> None:
-        assert self.copied == self.queued
-        del self.registered[address]
+        """Unregister memory that no queued copy reads; others may be queued for other memory."""
+        end = address + self.registered.pop(address)
+        assert not [source for _, source, _ in tuple(self._queue) if address <= source < end]
 
     @contextmanager
     def current(self) -> Generator[None]:
