@@ -81,6 +81,7 @@ class KeptClients:
         # Reentrant, because the garbage collector may close a stream at any time.
         self._lock = threading.RLock()
         self._clients: dict[Hashable, _KeptClient] = {}
+        self._has_ended = False
         self._timer: threading.Timer | None = None
         """Closes the clients that have expired; None if no client is idle."""
         self._inherited: object = None
@@ -89,7 +90,12 @@ class KeptClients:
     def follow_process(self) -> None:
         """Close idle clients before the process forks, and when it exits."""
         os.register_at_fork(before=self.close_idle, after_in_child=self._forget)
-        atexit.register(self.close_idle)
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """Keep no client any more: no thread can start once the interpreter has ended."""
+        self._has_ended = True
+        self.close_idle()
 
     def open(
         self,
@@ -151,6 +157,7 @@ class KeptClients:
             kept.users -= 1
             if kept.users:
                 return
+            keep = keep and not self._has_ended
             if keep and self._clients.get(key) is kept and kept.error is None:
                 kept.expires = time.monotonic() + self._seconds
                 if self._timer is None:

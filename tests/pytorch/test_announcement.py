@@ -120,8 +120,9 @@ def test_a_relay_keeps_what_the_next_epoch_needs_first(
             assert sorted(rows.tolist()) == list(range(ROWS))
         fetched = sent_bytes(origin) - described
     # The optimum fetches all shards in the first epoch, and half of them in each other one.
-    best = sum(sizes) * (1 + (epochs - 1) / 2)
-    assert fetched < 1.25 * best
+    # Each of these small files has about 400 bytes of messages around it.
+    best = (sum(sizes) + 400 * SHARDS) * (1 + (epochs - 1) / 2)
+    assert fetched < 1.1 * best
 
 
 def test_a_server_without_the_action_serves_reads(
@@ -146,11 +147,8 @@ def test_shards_are_fetched_before_they_are_read(
     options = ["--cache", str(tmp_path / "cache"), "--prefetch-bytes", "1MiB"]
     with Daemon(control=CONTROL, upstream=upstream.control_uri, arguments=options) as relay:
         dataset = open_dataset(relay)
-        relay.stop()
         objects = tmp_path / "cache" / "objects"
-        for path in objects.iterdir():
-            path.unlink()  # what the relay has fetched to count the rows
-        relay.start()
+        assert not objects.exists()  # the upstream has counted the rows
         batches = iter(dataset)
         next(batches)
         wait_until(lambda: len(list(objects.iterdir())) == SHARDS)
