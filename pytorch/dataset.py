@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
 
 from ..client.connect import AnyClient
+from ..client.dataset.client import Client
+from ..client.rpc.channel import limit_calls
 from ..client.uris import parse_control_uris
-from ..errors import UsageError
+from ..errors import SplitArrowError, UsageError
 from ..transport.registry import list_schemes
 from ..transport.tls_options import TlsOptions
-from .announcement import announced, list_shards
 from .bad_rows import ErrorLog, OnError, RowTester, Target, fill_batches
 from .blocks import BatchPlan, BlockSource, Rows, Run
 from .device_tensors import (
@@ -37,6 +40,9 @@ from .tensors import Decode, OnNull, Strings, TensorOptions, check_schema, conve
 DEFAULT_INTERLEAVE = 24
 """The lanes of a shuffled dataset. Many numbers of workers divide it: 1, 2, 3, 4, 6, 8, 12, 24."""
 _OTHER_TRANSPORTS = ("auto", "flight")
+_ANNOUNCEMENT_SECONDS = 10.0
+_MAX_ANNOUNCED = 65536
+"""The shards that a server uses of an announcement."""
 
 
 def check_columns(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -369,30 +375,49 @@ class StreamDataset(StepDataset):
             with self._announce(client, position, workers):
                 yield lambda number: source
 
-    def _announce(
-        self, client: AnyClient, position: Position, workers: int
-    ) -> AbstractContextManager[None]:
-        """Announce the shards of this worker in this epoch and the next one."""
+    @contextmanager
+    def _announce(self, client: AnyClient, position: Position, workers: int) -> Generator[None]:
+        """Announce the shards of this worker to a server that caches them, in a thread.
+
+        They are those of this epoch and the next one. A failure has no effect on reads.
+        """
+        if not isinstance(client, Client):
+            yield
+            return
         progress = self._progress
         worker = 0 if progress is None else progress.worker or 0
         steps = position.steps if progress is None else progress.next
+        following = Position.start(position.epoch + 1, self._division)
+        selection, reader = self._plan.selection, f"{self._name}-{worker}"
+        announce = partial(
+            client.announce, selection.name, reader=reader, version=selection.version or None
+        )
 
-        def find_shards() -> list[int]:
-            following = Position.start(position.epoch + 1, self._division)
-            return [
-                shard
-                for each, done in ((position, steps), (following, 0))
-                for shard in self._list_shards(each, done, worker, workers)
-            ]
+        def run() -> None:
+            with suppress(SplitArrowError), limit_calls(_ANNOUNCEMENT_SECONDS):
+                if announce([]):  # the empty order is a question: does the server use one?
+                    now = self._list_shards(position, steps, worker, workers)
+                    later = self._list_shards(following, 0, worker, workers)
+                    announce([*now, *later][:_MAX_ANNOUNCED])
 
-        return announced(client, self._plan, f"{self._name}-{worker}", find_shards)
+        thread = threading.Thread(target=run, name="splitarrow-announce")
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
 
     def _list_shards(self, position: Position, steps: int, worker: int, workers: int) -> list[int]:
+        """Return the ordinals of the shards of a worker, in the order in which batches need them.
+
+        A shard is there once for each block that follows one of another shard.
+        """
         share, order = self._share(position), self.make_order(position.epoch)
         lanes = range(share.lanes)
         if share.lanes % workers == 0:  # otherwise each worker reads all lanes
             lanes = lanes[worker::workers]
-        return list_shards(self._plan, order, share, lanes, steps)
+        blocks = share.list_blocks(order, lanes, steps)
+        return [shard for shard, _ in groupby(self._plan.blocks[block].shard for block in blocks)]
 
     def make_order(self, epoch: int | str) -> EpochOrder:
         """Return the order of the rows in an epoch."""

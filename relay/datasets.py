@@ -10,13 +10,7 @@ import pyarrow as pa
 
 from ..client.dataset.client import Client, read_request
 from ..client.rpc.info import DatasetInfo, count_rows, list_lengths
-from ..errors import (
-    InvalidRequestError,
-    NotFoundError,
-    RemoteError,
-    SplitArrowError,
-    remote_error,
-)
+from ..errors import InvalidRequestError, NotFoundError, RemoteError, SplitArrowError, remote_error
 from ..protocol.request import Request
 from ..publication.manifest import Manifest
 from ..publication.version_store import VersionStore

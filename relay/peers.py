@@ -15,23 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..client.cluster.publication import choose_nodes
 from ..client.dataset.client import Client
 from ..client.failures import FailureMemory
-from ..errors import (
-    ConnectError,
-    DatasetError,
-    RemoteError,
-    SplitArrowError,
-)
+from ..errors import ConnectError, DatasetError, RemoteError, SplitArrowError
+from ..protocol.request import FILE, MAX_COUNT
 from ..protocol.uri import DataUri
 from ..publication.manifest import ShardEntry
 from ..publication.shard_files import hash_file
-from ..publication.storage import Progress
+from ..publication.storage import Progress, write_all
 from ..server.logs import get_logger
 from .description import RelayDescription, read_description
-from .shard_copy import copy_shard
 
 CONNECT_SECONDS = 2.0
 """The longest wait for the first response of a peer, in seconds."""
@@ -44,8 +40,37 @@ _READ_OPTIONS = {
 _MAX_ATTEMPTS = 2
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 30.0
 _MAX_THREADS = 16
+_PREFETCH_BYTES = 16 << 20
 _WITHOUT_VERSION = ("NOT_FOUND", "FAILED_PRECONDITION", "PERMISSION_DENIED")
 """The codes of a peer that does not have the version of a dataset, or not for this relay."""
+
+
+def copy_shard(
+    client: Client,
+    name: str,
+    version: str,
+    ordinal: int,
+    file: io.FileIO,
+    progress: Progress | None,
+    **options: Any,
+) -> None:
+    """Copy the file of a shard, from where a local file ends. The options are those of a read."""
+    read = client.read(
+        name,
+        format=FILE,
+        shards=[ordinal],
+        version=version,
+        rows=(file.tell(), MAX_COUNT),
+        prefetch_bytes=_PREFETCH_BYTES,
+        **options,
+    )
+    with read as stream:
+        for batch in stream:
+            values: Any = batch.column(0)
+            data = memoryview(values.buffers()[1])[values.offset :][: len(values)]
+            write_all(file, data)
+            if progress is not None:
+                progress(file.tell())
 
 
 @dataclass(slots=True, eq=False)

@@ -21,32 +21,19 @@ from anyio import to_thread
 from ..client.dataset.client import Client
 from ..client.rpc.info import DatasetInfo
 from ..client.uris import is_this_host
-from ..errors import (
-    ConfigError,
-    DatasetError,
-    SplitArrowError,
-    remote_error,
-)
+from ..errors import ConfigError, DatasetError, SplitArrowError, remote_error
 from ..formats.arrow.tensors.labels import is_tensor_content
 from ..protocol.uri import DataUri
 from ..publication.atomic_files import TEMPORARY_PREFIX, write_atomic
 from ..server.addresses import ANY_INTERFACE
 from ..server.catalog.catalog import Catalog
-from ..server.catalog.dataset import (
-    ServedDataset,
-)
+from ..server.catalog.dataset import ServedDataset
 from ..server.catalog.object_cache import open_object_cache
 from ..server.config import Settings
 from ..server.daemon import Daemon
 from ..server.logs import get_logger
 from .datasets import PassedDataset, RelayedDataset
-from .description import (
-    RelayDescription,
-    RelayLoopError,
-    describe_above,
-    make_id,
-    read_description,
-)
+from .description import RelayDescription, RelayLoopError, describe_above, make_id, read_description
 from .peers import Peers
 from .prefetch import Prefetcher
 from .upstream import UpstreamStorage, UpstreamVersion

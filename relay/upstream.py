@@ -11,21 +11,15 @@ from typing import NamedTuple
 
 from ..client.dataset.client import Client
 from ..client.rpc.info import DatasetInfo, read_manifest
-from ..errors import (
-    DatasetError,
-    SplitArrowError,
-)
+from ..errors import DatasetError, SplitArrowError
 from ..protocol.request import Request
 from ..publication.atomic_files import write_atomic
 from ..publication.layout import VERSIONS, format_manifest_name, parse_manifest_name
 from ..publication.manifest import Manifest, ShardEntry, decode_manifest, encode_manifest
 from ..publication.storage import Progress, StoredObject
-from ..server.catalog.dataset import (
-    parse_version_number,
-)
+from ..server.catalog.dataset import parse_version_number
 from ..server.catalog.published import name_version
-from .peers import Peers
-from .shard_copy import copy_shard
+from .peers import Peers, copy_shard
 
 _MAX_KEPT_VERSIONS = 8
 
@@ -162,10 +156,10 @@ class UpstreamStorage:
         """Fetch the file of a shard from a peer, or a daemon that has it, or parts from several."""
         with self._lock:
             place = self._places.get(name)
-            version = None if place is None else self._versions.get(place.number)
+            if place is None:
+                raise _as_dataset_error(self.location, None)
+            version = self._versions.get(place.number)
         failure: SplitArrowError | None = None
-        if place is None:
-            raise _as_dataset_error(self.location, failure)
         with target.open("xb", buffering=0) as file:
             if self._peers is not None and self._peers.copy_shard(
                 self._name, place.version, place.shard, file, progress

@@ -143,7 +143,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"mixing", "position", "tensors"},
         {"device_tensors", "mapped_tensors", "metrics"},
         {"blocks", "shared_batch"},
-        {"announcement", "bad_rows", "packing", "provenance"},
+        {"bad_rows", "packing", "provenance"},
         {"loader"},
         {"dataset"},
         {"map_dataset", "mixture"},
@@ -166,7 +166,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"process"},
     ],
     "relay": [
-        {"description", "shard_copy"},
+        {"description"},
         {"peers"},
         {"prefetch", "upstream"},
         {"datasets"},

@@ -687,7 +687,7 @@ class Client(BaseClient):
         info = self._descriptions.get(
             replace(request, batches=None, rows=None, limit=None), self.describe
         )
-        if shards is None:
+        if shards is None and request.shard is None:
             check_complete(info, self.uri)
         index, *others = select_endpoints(info, shards)
         shard = index if shards is not None and len(info.endpoints) > 1 else None

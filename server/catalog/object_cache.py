@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, overload
 
 from ...errors import DatasetError
 from ...publication.atomic_files import (
@@ -296,16 +295,6 @@ class ObjectCache:
                 self._announcements.move_to_end(reader)
         if reader is not None:
             self.progress.set()
-
-    @overload
-    def _start_download(
-        self, storage: Storage, shard: ShardEntry, *, ahead: Literal[False] = False
-    ) -> ShardDownload: ...
-
-    @overload
-    def _start_download(
-        self, storage: Storage, shard: ShardEntry, *, ahead: bool
-    ) -> ShardDownload | None: ...
 
     def _start_download(
         self, storage: Storage, shard: ShardEntry, *, ahead: bool = False

@@ -7,7 +7,6 @@ SHA-256 with the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,6 @@ from .dataset import (
     Measures,
     MessageGroups,
     ServedDataset,
-    Shard,
 )
 from .published import PublishedDataset, PublishedVersion
 
@@ -69,16 +67,6 @@ class StoredFiles(DatasetView):
     def schema(self) -> pa.Schema:
         """The schema of a file."""
         return FILE_SCHEMA
-
-    @property
-    def shards(self) -> Sequence[Shard]:
-        """The shards. Their rows are the bytes of their files."""
-        return [Shard(shard.nbytes, shard.nbytes) for shard in self._dataset.shards]
-
-    @property
-    def rows(self) -> int | None:
-        """The size of all files in bytes."""
-        return self._dataset.nbytes
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the file of one shard; see `ServedDataset.open`."""

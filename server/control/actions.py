@@ -337,10 +337,12 @@ class ActionHandler:
         run = partial(run_in_thread, limiter=call.server.threads)
         version = await run(dataset.resolve_version, request)
         data = await run(encode_manifest, version.manifest)
-        for begin in range(0, len(data) - _PART_BYTES, _PART_BYTES):
-            part = data[begin : begin + _PART_BYTES]
+        *others, last = (
+            data[begin : begin + _PART_BYTES] for begin in range(0, len(data), _PART_BYTES)
+        )
+        for part in others:
             await call.write(flight.Result(body=part).SerializeToString())
-        return data[(len(data) - 1) // _PART_BYTES * _PART_BYTES :]
+        return last
 
     async def _announce(self, call: Call, body: bytes) -> bytes:
         """Note the order of a reader, and return whether a cache uses it."""
