@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -65,9 +66,9 @@ def start_peers(
         )
 
 
-def read_all(relay: Daemon, **selection: object) -> pa.Table:
+def read_all(relay: Daemon, **selection: Any) -> pa.Table:
     with splitarrow.connect(str(relay.control_uri)) as client:
-        return client.read("trips", **selection).read_all()  # type: ignore[arg-type]
+        return client.read("trips", **selection).read_all()
 
 
 def test_the_upstream_sends_each_shard_once(
