@@ -90,10 +90,10 @@ class _ArrivingMessages:
             self._read, download.nbytes, HEAD_BYTES, max_metadata_bytes=_MAX_METADATA_BYTES
         )
         if self._read(0, len(MAGIC)) != MAGIC:
-            raise DatasetError(f"{location}: a shard is not an Arrow IPC file")
+            raise self._error("a shard is not an Arrow IPC file")
         first = self._next()
         if first is None or first.header_type is not HeaderType.SCHEMA:
-            raise DatasetError(f"{location}: a shard does not begin with its schema")
+            raise self._error("a shard does not begin with its schema")
         self.schema_metadata: bytes = first.metadata
         """The metadata of the schema message."""
         self._ahead = self._next()
@@ -145,7 +145,7 @@ class _ArrivingMessages:
             index = dataset.load_contents(file).index
         blocks = () if index is None else index.blocks.iter_tuples(0, len(index.blocks))
         if [offset for offset, *_ in blocks] != offsets:
-            raise DatasetError(f"{self._location}: a shard has its record batches in another order")
+            raise self._error("a shard has its record batches in another order")
 
     def _wait_for(self, nbytes: int) -> None:
         try:
@@ -161,8 +161,13 @@ class _ArrivingMessages:
         try:
             message = self._reader.next_message()
         except ProtocolError as error:
-            raise DatasetError(f"{self._location}: {error.message}") from None
+            raise self._error(error.message) from None
         kinds = (HeaderType.SCHEMA, HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH)
         if message is not None and message.header_type not in kinds:
-            raise DatasetError(f"{self._location}: a shard has a message of another kind")
+            raise self._error("a shard has a message of another kind")
         return message
+
+    def _error(self, problem: str) -> DatasetError:
+        """Return an error; raise that of the download instead if it fails: it is the cause."""
+        self._wait_for(self._download.nbytes + 1)
+        return DatasetError(f"{self._location}: {problem}")

@@ -87,7 +87,7 @@ class ShardDownload:
     def advance(self, nbytes: int) -> None:
         """State that the file begins with so many bytes of the shard."""
         with self._changed:
-            self._arrived = nbytes
+            self._arrived = min(nbytes, self.nbytes)  # a longer file is not complete either
             self._changed.notify_all()
 
     def end(self, error: Exception | None) -> None:

