@@ -71,6 +71,13 @@ _OWN: dict[str, Any] = {
         str | None,
         option(help="The most to fetch ahead in a second, as in 100MB.", metavar="SIZE"),
     ],
+    "forward_identity": Annotated[
+        bool,
+        option(
+            help="Ask the upstream about the tokens of readers, which may read what they may read "
+            "there.",
+        ),
+    ],
     "token": Token,
 }
 _DEFAULTS: dict[str, Any] = {
@@ -79,6 +86,7 @@ _DEFAULTS: dict[str, Any] = {
     "offline": "allow",
     "peers": None,
     "prefetch_bytes": "1GiB",
+    "forward_identity": False,
 }
 
 
@@ -101,6 +109,7 @@ def run(
     peers: str | None,
     prefetch_bytes: str,
     rate: str | None,
+    forward_identity: bool,
     token: str | None,
     config: Path | None,
     **options: Any,
@@ -134,7 +143,9 @@ def run(
     ahead, speed = parse_size(prefetch_bytes), None if rate is None else parse_size(rate)
     if speed == 0:
         raise UsageError("--rate is 0; expected more, or --prefetch-bytes 0 to fetch nothing ahead")
-    relayed = RelayOptions(uris, cache, given_token, offline, peer_uris, ahead, speed)
+    relayed = RelayOptions(
+        uris, cache, given_token, offline, peer_uris, ahead, speed, forward_identity
+    )
     banner = print_banner if shows_banner(settings) else None
     return serve_process(configuration, banner, lambda loaded: Relay(relayed, loaded))
 

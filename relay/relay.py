@@ -26,6 +26,7 @@ from ..formats.arrow.tensors.labels import is_tensor_content
 from ..protocol.uri import DataUri
 from ..publication.atomic_files import TEMPORARY_PREFIX, write_atomic
 from ..server.addresses import ANY_INTERFACE
+from ..server.auth.access_control import Identify
 from ..server.catalog.catalog import Catalog
 from ..server.catalog.dataset import ServedDataset
 from ..server.catalog.object_cache import open_object_cache
@@ -34,6 +35,7 @@ from ..server.daemon import Daemon
 from ..server.logs import get_logger
 from .datasets import PassedDataset, RelayedDataset
 from .description import RelayDescription, RelayLoopError, describe_above, make_id, read_description
+from .identity import UpstreamIdentities
 from .peers import Peers
 from .prefetch import Prefetcher
 from .upstream import UpstreamStorage, UpstreamVersion
@@ -66,6 +68,8 @@ class RelayOptions:
     """How much of what readers have announced is fetched ahead."""
     rate: int | None = None
     """The largest rate of fetching ahead, in bytes per second. None means no limit."""
+    forward_identity: bool = False
+    """Whether the upstream is asked about the tokens of readers."""
 
 
 class Relay:
@@ -95,6 +99,10 @@ class Relay:
         )
         """The relays that are the upstream, as last described; None for other daemons."""
         self._peers = Peers(options.peers, options.token, self.describe) if options.peers else None
+        self.identify: Identify | None = None
+        """Asks the upstream about the token of a reader, if that is wanted."""
+        if options.forward_identity:
+            self.identify = UpstreamIdentities(options.upstreams).identify
         self._update_lock = threading.Lock()
         self._updated = 0.0
         self._failures: dict[str, str] = {}

@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 from ..errors import ConfigError, SplitArrowError
 from ..formats.arrow.numpy_arrays import prevent_pandas_import
 from ..publication.atomic_files import write_atomic
+from .auth.access_control import AccessControl, Identify
 from .catalog.catalog import Catalog, open_catalog
 from .config import Configuration, Settings
 from .daemon import Daemon, open_http_listener
@@ -77,6 +78,11 @@ OnReady = Callable[[Daemon], None]
 class Feed(Protocol):
     """What fills the catalog besides the configuration."""
 
+    @property
+    def identify(self) -> Identify | None:
+        """What knows the tokens of readers that the settings do not know; None if nothing does."""
+        ...
+
     def start(self, catalog: Catalog) -> None:
         """Add the first datasets; raise `SplitArrowError` if there are none."""
         ...
@@ -124,7 +130,9 @@ def serve_process(
             feed = stack.enter_context(closing(open_feed(settings)))
             feed.start(catalog)
         if settings.workers == 1:
-            daemon = Daemon(catalog, settings, configuration=configuration)
+            identify = None if feed is None else feed.identify
+            access = AccessControl.from_settings(settings, identify=identify)
+            daemon = Daemon(catalog, settings, configuration=configuration, access=access)
             if feed is not None:
                 feed.attach(daemon)
             daemon.bind()

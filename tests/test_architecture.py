@@ -166,7 +166,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"process"},
     ],
     "relay": [
-        {"description"},
+        {"description", "identity"},
         {"peers"},
         {"prefetch", "upstream"},
         {"datasets"},

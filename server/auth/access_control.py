@@ -25,18 +25,27 @@ MAX_TOKEN_CHARACTERS = 16 << 10
 
 Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 """The headers of a call. Names may be in any case."""
+Identify = Callable[[str], Principal | None]
+"""Returns the principal of a token that another server knows; None if it does not know it."""
 
 
 class Authenticator:
-    """Finds the principal of a token, in a token file or by the signature of the token's issuer."""
+    """Finds the principal of a token.
+
+    The sources are a token file, the signature of the token's issuer, and another server.
+    """
 
     def __init__(
-        self, tokens: TokenFile | None = None, jwt_verifier: JwtVerifier | None = None
+        self,
+        tokens: TokenFile | None = None,
+        jwt_verifier: JwtVerifier | None = None,
+        identify: Identify | None = None,
     ) -> None:
-        if tokens is None and jwt_verifier is None:
+        if tokens is None and jwt_verifier is None and identify is None:
             raise ConfigError("an authenticator needs a token file or keys for JSON Web Tokens")
         self._tokens = tokens
         self._jwt_verifier = jwt_verifier
+        self._identify = identify
 
     def authenticate(self, headers: Headers) -> Principal:
         """Return the principal that sent a call.
@@ -61,12 +70,18 @@ class Authenticator:
         principal = None if self._tokens is None else self._tokens.find_principal(token)
         if principal is None and self._jwt_verifier is not None and token.count(".") == 2:
             principal = _verify_jwt(self._jwt_verifier, token)
+        if principal is None and self._identify is not None:
+            principal = self._identify(token)
         if principal is None or (name and name != principal.name):
             raise unauthenticated("this server does not know the token")
         return principal
 
     def __repr__(self) -> str:
-        sources = (("token file", self._tokens), ("JSON Web Tokens", self._jwt_verifier))
+        sources = (
+            ("token file", self._tokens),
+            ("JSON Web Tokens", self._jwt_verifier),
+            ("another server", self._identify),
+        )
         names = " and ".join(name for name, source in sources if source is not None)
         return f"<Authenticator {names}>"
 
@@ -145,23 +160,35 @@ class AccessControl:
     """
 
     def __init__(
-        self, authenticator: Authenticator | None = None, signer: TicketSigner | None = None
+        self,
+        authenticator: Authenticator | None = None,
+        signer: TicketSigner | None = None,
+        identify: Identify | None = None,
     ) -> None:
         if authenticator is not None and signer is None:
             raise ConfigError("a server that requires tokens must sign its tickets")
         self._authenticator = authenticator
+        self._identify = identify
         self.signer = signer
         """Signs tickets; None if tickets are unsigned."""
 
     @classmethod
-    def from_settings(cls, settings: Settings, signer: TicketSigner | None = None) -> AccessControl:
+    def from_settings(
+        cls,
+        settings: Settings,
+        signer: TicketSigner | None = None,
+        identify: Identify | None = None,
+    ) -> AccessControl:
         """Return the access control for the server's settings, by default with a new signer.
 
-        Raises `ConfigError` if a file cannot be read, or settings that belong together are
-        incomplete. Raises `MissingExtraError` if joserfc is needed and not installed.
+        Tokens that the settings do not know are looked up with `identify`. Raises `ConfigError` if
+        a file cannot be read, or settings that belong together are incomplete. Raises
+        `MissingExtraError` if joserfc is needed and not installed.
         """
-        authenticator = _build_authenticator(settings)
-        return cls(authenticator, _build_signer(settings) if signer is None else signer)
+        authenticator = _build_authenticator(settings, identify)
+        if signer is None:
+            signer = _build_signer(settings, requires_token=authenticator is not None)
+        return cls(authenticator, signer, identify)
 
     @property
     def requires_token(self) -> bool:
@@ -233,7 +260,7 @@ class AccessControl:
 
         Whether tokens and signed tickets are required does not change.
         """
-        authenticator = _build_authenticator(settings)
+        authenticator = _build_authenticator(settings, self._identify)
         path = settings.ticket_key_file
         keys = None if path is None else TicketKeys(path=path)
 
@@ -251,16 +278,16 @@ class AccessControl:
             self.signer.close()
 
 
-def _build_signer(settings: Settings) -> TicketSigner | None:
-    """Return a signer if the settings name tokens or ticket keys."""
+def _build_signer(settings: Settings, *, requires_token: bool) -> TicketSigner | None:
+    """Return a signer if the server requires tokens, or the settings name ticket keys."""
     path = settings.ticket_key_file
-    if path is None and settings.token_file is None and settings.jwks is None:
+    if path is None and not requires_token:
         return None
     return TicketSigner(TicketKeys(path=path), settings.ticket_seconds)
 
 
-def _build_authenticator(settings: Settings) -> Authenticator | None:
-    """Return an authenticator if the settings name tokens."""
+def _build_authenticator(settings: Settings, identify: Identify | None) -> Authenticator | None:
+    """Return an authenticator if the settings name tokens, or another server knows them."""
     tokens = None if settings.token_file is None else TokenFile(settings.token_file)
     verifier: JwtVerifier | None = None
     issuer, audience = settings.jwt_issuer, settings.jwt_audience
@@ -271,4 +298,6 @@ def _build_authenticator(settings: Settings) -> Authenticator | None:
         verifier = JwtVerifier(keys, issuer, audience, leeway_seconds=leeway)
     elif issuer is not None or audience is not None:
         raise ConfigError("jwt_issuer and jwt_audience: set jwks as well")
-    return None if tokens is None and verifier is None else Authenticator(tokens, verifier)
+    if tokens is None and verifier is None and identify is None:
+        return None
+    return Authenticator(tokens, verifier, identify)

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -267,8 +268,9 @@ class JwtVerifier:
             claims = self._decode(token, self.keys.current(), algorithms=ALGORITHMS).claims
             self._claims.validate(claims)
             # The library counts whole seconds.
-            if self._clock() < claims["exp"] + self._leeway_seconds:
-                return _read_principal(claims)
+            expires = claims["exp"] + self._leeway_seconds
+            if self._clock() < expires:
+                return replace(_read_principal(claims), expires=expires)
             reason = "it has expired"
         except DeniedError:
             raise

@@ -59,10 +59,14 @@ class Principal:
     """The name in logs and tickets."""
     grants: Grants = field(default=Grants())
     """The datasets that the principal may use."""
+    limits: tuple[Grants, ...] = ()
+    """Further grants, each of which must allow what the principal does."""
+    expires: float | None = field(default=None, compare=False)
+    """When the token ends, in seconds since the epoch; None if it is not known to end."""
 
     def may(self, permission: Permission, dataset: str) -> bool:
         """Return whether the principal has a permission for a dataset."""
-        return self.grants.allow(permission, dataset)
+        return all(grants.allow(permission, dataset) for grants in (self.grants, *self.limits))
 
     @property
     def is_operator(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import anyio
@@ -40,6 +41,8 @@ _TOTALS = {
 _PART_BYTES = 1 << 20
 _MAX_ANNOUNCEMENT_BYTES = 1 << 20
 _MAX_READER_CHARACTERS = 128
+_IDENTITY_SECONDS = 60.0
+"""The longest time that another server may use what it was told about a token."""
 _CACHES = {"cache_hits": "hits", "cache_misses": "misses"}
 """The metrics by cache, and their names in the response."""
 
@@ -174,6 +177,11 @@ class ActionHandler:
             ),
             "reload": ("Read the configuration again.", self._reload_configuration),
             "relay": ("Describe the relay as JSON, if the server is one.", self._describe_relay),
+            "identity": (
+                "Return the name and the grants for reading of the caller as JSON, and for how "
+                "many seconds they hold.",
+                self._identify,
+            ),
             "CancelFlightInfo": ("Cancel the streams of a FlightInfo.", self._cancel_info),
             "RenewFlightEndpoint": ("Renew the ticket of an endpoint.", self._renew_endpoint),
         }
@@ -208,6 +216,18 @@ class ActionHandler:
         if describe is None:
             raise remote_error("UNIMPLEMENTED", "this server is not a relay")
         return describe()
+
+    async def _identify(self, call: Call, body: bytes) -> bytes:
+        del body
+        caller = call.principal
+        left = inf if caller.expires is None else max(caller.expires - time.time(), 0.0)
+        return _encode_json(
+            {
+                "name": caller.name,
+                "read": [grants.read for grants in (caller.grants, *caller.limits)],
+                "seconds": min(_IDENTITY_SECONDS, left),
+            }
+        )
 
     async def _cancel(self, call: Call, body: bytes) -> bytes:
         number = _decode_object(body).get("stream")

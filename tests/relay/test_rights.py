@@ -111,6 +111,31 @@ def test_a_reader_gets_no_more_than_its_grants(relay: Daemon) -> None:
             splitarrow.connect(uri, token)
 
 
+def test_the_upstream_knows_the_readers(tmp_path: Path, daemon: StartDaemon) -> None:
+    tokens = write_tokens(
+        tmp_path / "upstream.toml",
+        relay=(RELAY, "*"),
+        anna=(ANNA, "trips"),
+        berta=(BERTA, "secret*"),
+    )
+    upstream = start_upstream(tmp_path, daemon, tokens)
+    arguments = ("--token", RELAY, "--forward-identity")
+    relay = start_relay(tmp_path, upstream, daemon, *arguments, listen=LISTEN)
+    above = start_relay(tmp_path / "above", relay, daemon, *arguments, listen=LISTEN)
+    secrets = ["secret", "secret-plain"]
+    for uri in (str(relay.control_uri), str(above.control_uri)):
+        with splitarrow.connect(uri, ANNA) as anna, splitarrow.connect(uri, BERTA) as berta:
+            check_reader(anna, ["trips"], secrets)
+            check_reader(berta, secrets, ["trips"])
+            assert anna.read("trips").read_all() == TABLE
+            assert berta.read("secret").read_all() == TABLE
+            with pytest.raises(DeniedError, match="may not act on the whole server"):
+                anna.act("reload")
+        for token in (None, "token-of-nobody-0000"):
+            with pytest.raises(DeniedError):
+                splitarrow.connect(uri, token)
+
+
 def pb_ticket(ticket: bytes) -> bytes:
     from splitarrow.proto import Flight_pb2 as pb
 
