@@ -77,11 +77,11 @@ class Replica:
     describe: Callable[[Request], DatasetInfo]
     """Requests a new ticket from the server."""
     request: Request
-    """The request for the dataset, without shard and offset."""
+    """The request for the rows of the endpoint, or for the dataset that has them as a shard."""
     version: str
     """The version of the dataset at the server; empty if unknown, which disables resuming."""
     shard: int | None
-    """The index of the part at the server; None if the dataset has one part there."""
+    """The index of the shard at the server; None if it is that of the request, or all rows."""
     endpoint: Endpoint | None
     """The endpoint to open first; None to request it when it is needed."""
     known: Endpoint | None = None
@@ -610,8 +610,8 @@ class ResumableEndpoint:
             replace(
                 base,
                 version=replica.version or base.version,
-                shard=replica.shard,
-                offset=self.rows or None,
+                shard=base.shard if replica.shard is None else replica.shard,
+                offset=(base.offset or 0) + self.rows or None,
                 limit=None if self._limit is None else self._limit - self.rows,
             )
         )

@@ -25,6 +25,8 @@ class Proxy:
     """Decides which connections are cut."""
     is_silent: bool = False
     """Whether the proxy swallows what it receives, instead of forwarding it."""
+    is_cut: bool = False
+    """Whether the proxy ends connections, the others when they have something to forward."""
     accepted: int = 0
     """The number of connections so far."""
     listener: socket.socket = field(default_factory=lambda: socket.create_server(("127.0.0.1", 0)))
@@ -40,7 +42,13 @@ class Proxy:
                 client, _ = self.listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                if self.is_cut:
+                    raise ConnectionRefusedError
+                server = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                client.close()
+                continue
             number, self.accepted = self.accepted, self.accepted + 1
             for source, sink, part in ((client, server, number), (server, client, None)):
                 threading.Thread(
@@ -49,7 +57,7 @@ class Proxy:
 
     def _forward(self, source: socket.socket, sink: socket.socket, number: int | None) -> None:
         with suppress(OSError):
-            while data := source.recv(1 << 16):
+            while (data := source.recv(1 << 16)) and not self.is_cut:
                 if number is None:
                     time.sleep(self.delay)
                 elif self.inspect(number, data):
@@ -63,9 +71,9 @@ class Proxy:
 
 
 @contextmanager
-def proxy(target: int) -> Generator[Proxy]:
+def proxy(target: int, host: str = "127.0.0.1", port: int = 0) -> Generator[Proxy]:
     """Forward connections to a port of this host, until the context ends."""
-    made = Proxy(target)
+    made = Proxy(target, listener=socket.create_server((host, port)))
     thread = threading.Thread(target=made.run)
     thread.start()
     try:

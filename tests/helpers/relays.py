@@ -21,7 +21,7 @@ def start_relay(
     uri = upstream if isinstance(upstream, str) else upstream.control_uri
     options = ["--cache", str(folder / "cache"), *arguments]
     settings = {
-        "listen": ["tcp://127.0.0.1:0"],
+        "listen": ["tcp://127.0.0.1:0", "shm://"],
         "poll_seconds": 0.2,
         "control": CONTROL,
         **settings,

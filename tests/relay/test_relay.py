@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,17 @@ from helpers.control_plane import TOKENS
 from helpers.daemons import StartDaemon
 from helpers.files import write_file
 from helpers.pki import Pki
+from helpers.proxy import proxy
 from helpers.publication import publish
+from helpers.relays import CONTROL, sent_bytes, start_relay
 from helpers.waiting import wait_until
 from splitarrow.errors import NotFoundError, SplitArrowError
+from splitarrow.protocol.uri import DataUri
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.testing import Daemon
 
-CONTROL = "grpc://127.0.0.1:0"
+LINK = "127.0.0.2"
+"""The address of an upstream behind a link that is cut."""
 ROWS = 3000
 TABLE = pa.table(
     {"n": pa.array(range(ROWS), pa.int64()), "text": [f"row {n}" for n in range(ROWS)]}
@@ -51,22 +56,8 @@ def relay(tmp_path: Path, upstream: Daemon, daemon: StartDaemon) -> Daemon:
     return start_relay(tmp_path, upstream, daemon)
 
 
-def start_relay(
-    tmp_path: Path, upstream: Daemon, daemon: StartDaemon, *arguments: str, **settings: Any
-) -> Daemon:
-    options = ["--cache", str(tmp_path / "cache"), *arguments]
-    settings = {"listen": ["tcp://127.0.0.1:0", "shm://"], "poll_seconds": 0.2, **settings}
-    return daemon(control=CONTROL, upstream=upstream.control_uri, arguments=options, **settings)
-
-
 def numbers(table: pa.Table) -> list[Any]:
     return table["n"].to_pylist()
-
-
-def sent_bytes(server: Daemon, name: str) -> int:
-    with splitarrow.connect(str(server.control_uri)) as client:
-        found = client.status()["sent"].get(name, {})
-    return found.get("bytes", 0)
 
 
 @pytest.mark.parametrize(
@@ -409,6 +400,40 @@ def test_shards_that_do_not_fit_pass_through(
         assert found["text"].to_pylist() == ["row 1000", "row 1001", "row 1002"]
         assert client.count_rows("trips", filter="n < 1003") == {0: [1000], 1: [3], 2: [0]}
     assert not any((tmp_path / "cache" / "objects").glob("*"))
+
+
+@pytest.mark.slow
+def test_a_shard_that_passes_through_continues_after_a_cut(
+    tmp_path: Path, daemon: StartDaemon
+) -> None:
+    location = str(tmp_path / "large")
+    rows = 1 << 20
+    tables = [pa.table({"n": range(at, at + rows)}) for at in range(0, 3 * rows, rows)]
+    publish(VersionStore(location), "first", *tables)
+    upstream = daemon({"large": location}, control=CONTROL, batch_rows=1024, advertise=LINK)
+    with ExitStack() as stack:
+        uris = [DataUri.parse(uri) for uri in (upstream.control_uri, upstream.uri("large"))]
+        links = [stack.enter_context(proxy(uri.port, LINK, uri.port)) for uri in uris]
+        relay = start_relay(
+            tmp_path,
+            f"grpc://{LINK}:{uris[0].port}",
+            daemon,
+            "--cache-bytes",
+            "1KiB",
+            batch_rows=1024,
+        )
+        client = stack.enter_context(splitarrow.connect(str(relay.control_uri)))
+        for shard, expected in enumerate(tables):
+            stream = stack.enter_context(
+                client.read("large", shards=[shard], window_bytes=1 << 16, transport="tcp")
+            )
+            found = [next(stream)]
+            for is_cut in (True, False):
+                for link in links:
+                    link.is_cut = is_cut
+                time.sleep(0.2)
+            found += stream
+            assert pa.Table.from_batches(found)["n"].equals(expected["n"])
 
 
 def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:

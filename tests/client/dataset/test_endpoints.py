@@ -66,9 +66,11 @@ class Server:
         self.connects = 0
         self.channels: list[Any] = []
         self.describes = 0
+        self.described: list[Request] = []
 
     def describe(self, request: Request) -> DatasetInfo:
         self.describes += 1
+        self.described.append(request)
         endpoint = Endpoint(b"ticket", ())
         return DatasetInfo("d", 3, None, BATCH.schema, "table", self.version, (endpoint,))
 
@@ -125,6 +127,32 @@ def test_a_read_is_resumed_at_another_server_first(server: Start) -> None:
     endpoint = ResumableEndpoint(replicas, "d", ReadPlan(StreamOptions()))
     assert endpoint.next() == endpoint.next() == BATCH
     assert started.channels == channels
+
+
+@pytest.mark.parametrize(
+    ("request_", "shard", "rest"),
+    [
+        (Request("d"), None, Request("d", version="7", offset=3)),
+        (Request("d"), 2, Request("d", version="7", offset=3, shard=2)),
+        (Request("d", shard=1), None, Request("d", version="7", offset=3, shard=1)),
+        (Request("d", offset=5), None, Request("d", version="7", offset=8)),
+        (
+            Request("d", rows=(10, 20), shard=1),
+            None,
+            Request("d", version="7", offset=3, rows=(10, 20), shard=1),
+        ),
+    ],
+)
+def test_the_rest_is_that_of_the_same_rows(
+    server: Start, request_: Request, shard: int | None, rest: Request
+) -> None:
+    running = server(Reader(LOST), Reader(None))
+    channel, first = cast(FlightChannel, Channel()), Endpoint(b"ticket", ())
+    replica = Replica(channel, running.describe, request_, "7", shard, first)
+    endpoint = ResumableEndpoint([replica], "d", ReadPlan(StreamOptions()))
+    while endpoint.next() is not None:
+        pass
+    assert running.described == [rest]
 
 
 def test_a_dataset_without_a_version_is_not_resumed(server: Start) -> None:
