@@ -17,6 +17,7 @@ from helpers.daemons import StartDaemon
 from helpers.files import write_file
 from helpers.readers import ReaderPool, reader_pool
 from helpers.waiting import wait_until
+from splitarrow.client.kept_clients import KEPT_CLIENTS
 from splitarrow.testing import Daemon
 
 _REPORT = pytest.StashKey[pytest.TestReport]()
@@ -54,6 +55,7 @@ def battery(request: pytest.FixtureRequest) -> Iterator[Battery]:
     yield battery
     report = request.node.stash.get(_REPORT, None)
     outcome = "passed" if report is not None and report.passed else "failed"
+    KEPT_CLIENTS.close_idle()
     try:
         wait_until(
             lambda: (_children(), len(os.listdir("/proc/self/fd"))) <= before,
