@@ -32,6 +32,7 @@ from ..server.catalog.object_cache import open_object_cache
 from ..server.config import Settings
 from ..server.daemon import Daemon
 from ..server.logs import get_logger
+from ..server.metrics import RelayMetrics
 from .datasets import PassedDataset, RelayedDataset
 from .description import RelayDescription, RelayLoopError, describe_above, make_id, read_description
 from .peers import Peers
@@ -83,12 +84,13 @@ class Relay:
         _check_upstreams(options.upstreams, settings.control)
         self._lock_file = _lock_folder(options.cache)
         self._cache = open_object_cache(settings, checks_files=True, is_shared=False)
+        self.metrics = RelayMetrics()
+        """The metrics of the relay."""
         self._clients = [Client(uri, options.token, check=False) for uri in options.upstreams]
         self._prefetcher = Prefetcher(self._cache, options.prefetch_bytes, options.rate)
         self._address = ",".join(uri.address for uri in options.upstreams)
         self._known: dict[str, object] = {}
         """What each dataset of the catalog was made of."""
-        self._is_offline = False
         self._id = make_id(self._lock_file)
         self._above: dict[str, RelayDescription | None] = dict.fromkeys(
             uri.address for uri in options.upstreams
@@ -103,6 +105,7 @@ class Relay:
     def start(self, catalog: Catalog) -> None:
         """Add the datasets of the upstream, or those of the last run while it is offline."""
         self._catalog = catalog
+        catalog.cache = self._cache
         try:
             self.update()
         except RelayLoopError:
@@ -110,18 +113,21 @@ class Relay:
         except SplitArrowError:
             if self._options.offline != "allow" or not self._add_stored():
                 raise
-            self._is_offline = True
         if self._options.prefetch_bytes:
             self._prefetcher.start()
 
     def attach(self, daemon: Daemon) -> None:
         """Let the daemon describe the relay, and lend threads to readers while others wait."""
         self._cache.report_waiting = daemon.lend_threads
-        daemon.context.describe_relay = lambda: self.describe().encode()
+        daemon.context.relay = self
 
     def describe(self) -> RelayDescription:
         """Return what other relays need to know about this one."""
         return describe_above(self._id, [each for each in self._above.values() if each is not None])
+
+    def encode_description(self) -> bytes:
+        """Return the description as JSON."""
+        return self.describe().encode()
 
     async def run(self) -> None:
         """Follow the upstream until cancelled."""
@@ -180,6 +186,7 @@ class Relay:
             self._check_loop(client)
             listing = client.datasets()
         except SplitArrowError as error:
+            self.metrics.count_error()
             self._report(client.uri, "upstream failed", error)
             return error
         self._failures.pop(client.uri, None)
@@ -239,7 +246,7 @@ class Relay:
             return
         if is_tensor_content(info.schema):
             raise DatasetError("tensors are not relayed; read them at the upstream", stream=name)
-        self._put(name, PassedDataset(client, client.info(name)))
+        self._put(name, PassedDataset(client, client.info(name), self.metrics))
         self._known[name] = info.version
 
     def _put(self, name: str, dataset: ServedDataset) -> None:
@@ -249,19 +256,19 @@ class Relay:
     def _open_storage(self, name: str) -> UpstreamStorage:
         digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
         folder = self._folder / _MANIFESTS / digest
-        return UpstreamStorage(name, self._address, folder, self._peers)
+        return UpstreamStorage(name, self._address, folder, self.metrics, self._peers)
 
     def _make_relayed(self, storage: UpstreamStorage) -> RelayedDataset:
         return RelayedDataset(storage, self._cache, self._check, self.find_versions)
 
     def _check(self) -> None:
         """Raise `RemoteError` if the upstream is offline, and nothing may be served then."""
-        if self._is_offline and self._options.offline == "refuse":
+        if self.metrics.relay_offline and self._options.offline == "refuse":
             raise remote_error("UNAVAILABLE", f"{self._address} cannot be reached")
 
     def _set_offline(self, offline: bool) -> None:
-        if offline != self._is_offline:
-            self._is_offline = offline
+        if offline != self.metrics.relay_offline:
+            self.metrics.relay_offline = int(offline)
             event = "upstream offline" if offline else "upstream online"
             self._log.warning(event, upstream=self._address)
 

@@ -26,7 +26,7 @@ from ...publication.shard_files import check_shard_length, hash_file
 from ...publication.storage import Storage
 from ..config import Settings
 from ..logs import get_logger
-from ..metrics import CacheUses
+from ..metrics import ObjectCacheUses
 from .eviction import EvictionPolicy, ReaderId
 
 _ANNOUNCEMENT_SECONDS = 900.0
@@ -130,11 +130,12 @@ class ObjectCache:
         self.report_waiting: Callable[[int], object] = lambda change: None
         """Called with 1 before, and with -1 after a thread waits for a download, so that other
         readers get another thread."""
-        self.uses = CacheUses()
+        self.uses = ObjectCacheUses()
         """How often this process found a shard in the cache, or did not."""
+        self.max_bytes = nbytes
+        """The largest size of the cache in bytes."""
         self.progress = threading.Event()
         """Set when a reader announces its order, or opens a shard that it has announced."""
-        self._max_bytes = nbytes
         self._lock = threading.Lock()
         self._users: Counter[str] = Counter()
         self._full_until = 0.0
@@ -153,21 +154,26 @@ class ObjectCache:
         """The announcements, least recently used first."""
 
     @contextmanager
-    def open_shard(self, storage: Storage, shard: ShardEntry) -> Generator[Path]:
+    def open_shard(
+        self, storage: Storage, shard: ShardEntry, *, is_new_use: bool = True
+    ) -> Generator[Path]:
         """Yield the file of a shard, which is not evicted inside the block.
 
-        Concurrent callers for one shard wait for a single download.
+        Concurrent callers for one shard wait for a single download. It is not a new use if the
+        caller has called `find_download` for it.
 
         Raises `DatasetError` if the shard cannot be downloaded, does not match its manifest, or is
         larger than the cache.
         """
         with self._hold(shard.sha256):
-            download = self.find_download(storage, shard)
+            download = self.find_download(storage, shard, is_new_use=is_new_use)
             if download is not None:
                 download.wait()
             yield self.folder / shard.sha256
 
-    def find_download(self, storage: Storage, shard: ShardEntry) -> ShardDownload | None:
+    def find_download(
+        self, storage: Storage, shard: ShardEntry, *, is_new_use: bool = True
+    ) -> ShardDownload | None:
         """Return the download of a shard that is not complete yet, which may begin now.
 
         Return None if the shard is in the cache. Raises `DatasetError` if it cannot be stored.
@@ -178,12 +184,21 @@ class ObjectCache:
                 download = self._downloads.get(shard.sha256)
             is_stored = download is None and self._is_complete(path, shard)
             is_stored = is_stored and self._is_intact(path, shard.sha256)
-            with self._lock:
-                self.uses.count(is_hit=is_stored or download is not None)
+            if is_new_use:
+                with self._lock:
+                    self.uses.count(is_hit=is_stored or download is not None)
             if download is None and not is_stored:
                 download = self._start_download(storage, shard)
-            self._note_use(path, shard, is_stored=is_stored)
+            if is_new_use:
+                self._note_use(path, shard, is_stored=is_stored)
         return download
+
+    def measure(self) -> int:
+        """Return the bytes of the shards in the cache, as far as this process knows them."""
+        with self._lock:
+            if not self._is_shared:
+                self._list_files()
+            return sum(self._policy.sizes.values())
 
     def has(self, shard: ShardEntry) -> bool:
         """Return whether the file of a shard is in the cache."""
@@ -225,7 +240,7 @@ class ObjectCache:
         """
         with self._lock:
             self._end_idle_announcements(time.monotonic())
-            missing = self._policy.list_missing(min(nbytes, self._max_bytes // _AHEAD))
+            missing = self._policy.list_missing(min(nbytes, self.max_bytes // _AHEAD))
             key = next((key for key in missing if key not in self._users), None)
             found = None if key is None else self._find_announced(key)
         if found is None:
@@ -301,10 +316,11 @@ class ObjectCache:
     ) -> ShardDownload | None:
         """Start to download a shard; return None if it is ahead, and others are needed sooner."""
         url = f"{storage.location}/{shard.path}"
-        if shard.nbytes > self._max_bytes:
+        if shard.nbytes > self.max_bytes:
+            self._count_rejection()
             raise CacheFullError(
                 f"{url} has {shard.nbytes} bytes, but the object cache holds at most "
-                f"{self._max_bytes}; enlarge it with --object-cache-bytes"
+                f"{self.max_bytes}; enlarge it with --object-cache-bytes"
             )
         with ExitStack() as reserved:
             try:
@@ -319,7 +335,7 @@ class ObjectCache:
                 raise self._storing_error(url, error) from None
             reserved.enter_context(self._hold(shard.sha256))
             download = ShardDownload(
-                self.folder / new_temporary_name(), shard.nbytes, lambda n: self.report_waiting(n)
+                self.folder / new_temporary_name(), shard.nbytes, self._change_waiting
             )
             with self._lock:
                 self._downloads[shard.sha256] = download
@@ -331,6 +347,15 @@ class ObjectCache:
             )
             thread.start()
         return download
+
+    def _change_waiting(self, change: int) -> None:
+        with self._lock:
+            self.uses.waiting += change
+        self.report_waiting(change)
+
+    def _count_rejection(self) -> None:
+        with self._lock:
+            self.uses.rejections += 1
 
     def _run_download(
         self, storage: Storage, shard: ShardEntry, download: ShardDownload, reserved: ExitStack
@@ -368,6 +393,7 @@ class ObjectCache:
         message = f"cannot store {url} in {self.folder}: {error.strerror}"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return DatasetError(message)
+        self._count_rejection()
         if time.monotonic() >= self._full_until:
             self._full_until = time.monotonic() + _FULL_SECONDS
             get_logger("published").warning("cache is full", reason=message)
@@ -384,13 +410,14 @@ class ObjectCache:
             others = self._list_files()
             used = sum(self._policy.sizes.values()) + max(others, self._reserved)
             victims = self._policy.make_room(
-                used + shard.nbytes - self._max_bytes,
+                used + shard.nbytes - self.max_bytes,
                 self._users,
                 before=shard.sha256 if ahead else None,
             )
             for key in victims or ():
                 (self.folder / key).unlink(missing_ok=True)
                 self._forget_file(key)
+                self.uses.evictions += 1
             reserved = 0 if victims is None else shard.nbytes
             self._reserved += reserved
         try:

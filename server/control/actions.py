@@ -22,6 +22,7 @@ from ..auth.principal import Permission
 from ..catalog.dataset import ServedDataset
 from ..catalog.delta import DeltaDataset, DeltaVersion
 from ..catalog.published import PublishedDataset
+from ..context import RelayService
 from ..logs import get_logger
 from ..metrics import Histogram, Sample, list_stats, merge_samples
 from ..reload import ReloadReport
@@ -78,6 +79,13 @@ def describe_status(call: Call, started: float) -> dict[str, Any]:
             else {"stats": _sum_stats(sent, len(streams))}
         ),
     }
+
+
+def _find_relay(call: Call) -> RelayService:
+    relay = call.server.relay
+    if relay is None:
+        raise remote_error("UNIMPLEMENTED", "this server is not a relay")
+    return relay
 
 
 def _sum_stats(sent: dict[str, Counter[str]], streams: int) -> dict[str, int]:
@@ -204,10 +212,7 @@ class ActionHandler:
 
     async def _describe_relay(self, call: Call, body: bytes) -> bytes:
         del body
-        describe = call.server.describe_relay
-        if describe is None:
-            raise remote_error("UNIMPLEMENTED", "this server is not a relay")
-        return describe()
+        return _find_relay(call).encode_description()
 
     async def _cancel(self, call: Call, body: bytes) -> bytes:
         number = _decode_object(body).get("stream")

@@ -6,17 +6,19 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.publication import numbers, publish
+from helpers.waiting import wait_until
 from splitarrow.errors import InvalidRequestError
 from splitarrow.protocol.request import Request
 from splitarrow.publication.manifest import Manifest
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.catalog import object_cache
 from splitarrow.server.catalog.eviction import ReaderId
-from splitarrow.server.catalog.object_cache import ObjectCache
+from splitarrow.server.catalog.object_cache import CacheFullError, ObjectCache
 from splitarrow.server.catalog.published import PublishedDataset
 
 SHARDS = 20
@@ -166,6 +168,31 @@ def test_announcements_are_bounded_and_end(shards: Shards, monkeypatch: pytest.M
     assert cache.fetch_next(1 << 30) == shards.manifest.shards[11].nbytes
     shards.announce(cache, reader=TWO)
     assert cache.fetch_next(1 << 30) is None
+
+
+def test_uses_count_waiting_readers_and_rejections(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, storage, begin = shards.open_cache(3), shards.store.storage, threading.Event()
+    fetch = storage.fetch
+
+    def fetch_late(*arguments: Any) -> None:
+        assert begin.wait(60)
+        fetch(*arguments)
+
+    monkeypatch.setattr(storage, "fetch", fetch_late)
+    reader = threading.Thread(target=lambda: shards.read(cache, 0))
+    reader.start()
+    wait_until(lambda: cache.uses.waiting == 1)
+    begin.set()
+    reader.join()
+    assert cache.uses.waiting == 0
+    again = shards.open_cache(3)
+    assert again.measure() == cache.measure() == shards.manifest.shards[0].nbytes
+    small = shards.open_cache(0)
+    with pytest.raises(CacheFullError):
+        shards.read(small, 1)
+    assert (small.uses.rejections, cache.uses.rejections) == (1, 0)
 
 
 def test_a_folder_needs_no_announcement(shards: Shards) -> None:

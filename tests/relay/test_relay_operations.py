@@ -1,0 +1,71 @@
+"""What a relay reports to its operators, and what they may pin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import splitarrow
+from helpers.daemons import StartDaemon
+from helpers.files import write_file
+from helpers.http_requests import scrape
+from helpers.publication import numbers, publish
+from helpers.relays import CONTROL, start_relay
+from helpers.waiting import wait_until
+from splitarrow.publication.version_store import VersionStore
+from splitarrow.testing import Daemon
+
+SHARDS = 4
+OBJECTS = ("objects",)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> VersionStore:
+    store = VersionStore(str(tmp_path / "published"))
+    publish(store, "one", *(numbers(1000 * shard, 1000) for shard in range(SHARDS)))
+    return store
+
+
+@pytest.fixture
+def upstream(tmp_path: Path, store: VersionStore, daemon: StartDaemon) -> Daemon:
+    plain = write_file(tmp_path / "plain.arrow", numbers(0, 100))
+    return daemon({"trips": store.location, "plain": plain}, control=CONTROL)
+
+
+def list_sizes(store: VersionStore) -> list[int]:
+    manifest = store.load()
+    assert manifest is not None
+    return [shard.nbytes for shard in manifest.shards]
+
+
+def measure(relay: Daemon, name: str, *labels: str) -> float:
+    return scrape(str(relay.http_uri)).get((name, *labels), 0.0)
+
+
+def test_metrics_describe_the_cache_and_the_upstream(
+    tmp_path: Path, store: VersionStore, upstream: Daemon, daemon: StartDaemon
+) -> None:
+    sizes = list_sizes(store)
+    limit = 2 * max(sizes) + 1
+    options = ["--cache-bytes", str(limit)]
+    relay = start_relay(tmp_path, upstream, daemon, *options, http="http://127.0.0.1:0")
+    with splitarrow.connect(str(relay.control_uri)) as client:
+        for shard in (0, 0, 1, 2):
+            client.read("trips", shards=[shard]).read_all()
+        found = scrape(str(relay.http_uri))
+        assert found["cache_hits_total", "objects"] == 1
+        assert found["cache_misses_total", "objects"] == 3
+        assert found["cache_evictions_total", "objects"] == 1
+        assert found["cache_bytes", "objects"] == sum(sizes[1:3])
+        assert found["cache_limit_bytes", "objects"] == limit
+        assert found["cache_rejections_total", "objects"] == 0
+        assert found["cache_waiting_readers", "objects"] == 0
+        assert found["relay_fetched_bytes_total", "upstream"] == sum(sizes[:3])
+        assert found["relay_fetched_bytes_total", "peer"] == 0
+        assert (found["relay_upstream_errors_total",], found["relay_offline",]) == (0, 0)
+        assert client.read("plain").read_all().num_rows == 100
+        assert measure(relay, "relay_fetched_bytes_total", "upstream") > sum(sizes[:3])
+        upstream.stop()
+        wait_until(lambda: measure(relay, "relay_offline") == 1)
+        assert measure(relay, "relay_upstream_errors_total") > 0
