@@ -125,6 +125,11 @@ class Relay:
         """Return what other relays need to know about this one."""
         return describe_above(self._id, [each for each in self._above.values() if each is not None])
 
+    @property
+    def is_offline(self) -> bool:
+        """Whether no upstream could be reached when they were last asked."""
+        return bool(self.metrics.relay_offline)
+
     def encode_description(self) -> bytes:
         """Return the description as JSON."""
         return self.describe().encode()
@@ -263,11 +268,11 @@ class Relay:
 
     def _check(self) -> None:
         """Raise `RemoteError` if the upstream is offline, and nothing may be served then."""
-        if self.metrics.relay_offline and self._options.offline == "refuse":
+        if self.is_offline and self._options.offline == "refuse":
             raise remote_error("UNAVAILABLE", f"{self._address} cannot be reached")
 
     def _set_offline(self, offline: bool) -> None:
-        if offline != self.metrics.relay_offline:
+        if offline != self.is_offline:
             self.metrics.relay_offline = int(offline)
             event = "upstream offline" if offline else "upstream online"
             self._log.warning(event, upstream=self._address)

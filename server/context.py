@@ -33,6 +33,11 @@ class RelayService(Protocol):
         """Its metrics."""
         ...
 
+    @property
+    def is_offline(self) -> bool:
+        """Whether no upstream can be reached."""
+        ...
+
     def encode_description(self) -> bytes:
         """Return what other relays need to know about it, as JSON."""
         ...

@@ -41,7 +41,15 @@ _TOTALS = {
 _PART_BYTES = 1 << 20
 _MAX_ANNOUNCEMENT_BYTES = 1 << 20
 _MAX_READER_CHARACTERS = 128
-_CACHES = {"cache_hits": "hits", "cache_misses": "misses"}
+_CACHES = {
+    "cache_hits": "hits",
+    "cache_misses": "misses",
+    "cache_bytes": "bytes",
+    "cache_limit_bytes": "limit_bytes",
+    "cache_evictions": "evictions",
+    "cache_rejections": "rejections",
+    "cache_waiting_readers": "waiting_readers",
+}
 """The metrics by cache, and their names in the response."""
 
 
@@ -62,11 +70,14 @@ def describe_status(call: Call, started: float) -> dict[str, Any]:
         for stream in report.streams
         if _may_read(call, stream.dataset)
     ]
+    relay = server.relay
+    sent_bytes = sum(total["bytes"] for total in totals.values())
     return {
         "version": package_version(),
         "uptime_seconds": round(time.monotonic() - started, 3),
         "draining": server.draining.is_set(),
         "datasets": call.list_datasets(),
+        **({} if relay is None else {"relay": _describe_relay(call, relay, sent_bytes)}),
         "sent": sent,
         "streams": streams,
         **(
@@ -78,6 +89,19 @@ def describe_status(call: Call, started: float) -> dict[str, Any]:
             if call.principal.is_operator
             else {"stats": _sum_stats(sent, len(streams))}
         ),
+    }
+
+
+def _describe_relay(call: Call, relay: RelayService, sent_bytes: int) -> dict[str, Any]:
+    """Return the state of the relay, whose daemon has sent so many bytes."""
+    if not call.principal.is_operator:
+        return {"offline": relay.is_offline}
+    fetched = {source: int(n) for (source,), n in relay.metrics.relay_fetched_bytes.items()}
+    return {
+        "offline": relay.is_offline,
+        "upstream_errors": relay.metrics.relay_upstream_errors,
+        "fetched_bytes": fetched,
+        "saved_bytes": max(0, sent_bytes - fetched["upstream"]),
     }
 
 

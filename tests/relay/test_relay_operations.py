@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 import splitarrow
 from helpers.daemons import StartDaemon
 from helpers.files import write_file
-from helpers.http_requests import scrape
+from helpers.http_requests import request, scrape
 from helpers.publication import numbers, publish
 from helpers.relays import CONTROL, start_relay
 from helpers.waiting import wait_until
+from splitarrow.cli.app import run as run_here
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.testing import Daemon
 
@@ -69,3 +71,37 @@ def test_metrics_describe_the_cache_and_the_upstream(
         upstream.stop()
         wait_until(lambda: measure(relay, "relay_offline") == 1)
         assert measure(relay, "relay_upstream_errors_total") > 0
+
+
+def test_an_offline_relay_says_so(
+    tmp_path: Path, upstream: Daemon, daemon: StartDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    relay = start_relay(tmp_path, upstream, daemon, http="http://127.0.0.1:0")
+    control = str(relay.control_uri)
+
+    def show(*command: str) -> str:
+        assert run_here([*command]) == 0
+        return capsys.readouterr().out
+
+    with splitarrow.connect(control) as client:
+        client.read("trips").read_all()
+        client.read("trips").read_all()
+        status = client.status()
+        assert not status["relay"]["offline"]
+        assert status["relay"]["saved_bytes"] > 0.9 * status["relay"]["fetched_bytes"]["upstream"]
+        assert status["caches"]["objects"]["bytes"] > 0
+        assert not client.info("trips").offline
+        assert "No upstream" not in request(str(relay.http_uri)).text
+        upstream.stop()
+        wait_until(lambda: client.status()["relay"]["offline"])
+        assert client.info("trips").offline
+    commands = [("status", control), ("top", control, "--interval", "0.1"), ("info", control)]
+    for command in commands:
+        name = ["trips"] if command[0] == "info" else []
+        shown = show(*command, *name)
+        assert re.search(r"\nupstream +cannot be reached", shown)
+        if command[0] != "info":
+            assert re.search(
+                r"\nrelay cache +[\d.]+ kB of 10.7 GB, 4 hits in 8 uses, [\d.]+ kB saved", shown
+            )
+    assert "No upstream of this relay can be reached" in request(str(relay.http_uri)).text
