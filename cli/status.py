@@ -244,7 +244,10 @@ def _describe_relay(report: StatusReport) -> dict[str, str]:
         return {}
     hits = f"{format_count(cache['hits'], 'hit')} in {format_count(_count_uses(cache), 'use')}"
     used = f"{format_bytes(cache['bytes'])} of {format_bytes(cache['limit_bytes'])}"
-    return {"relay cache": f"{used}, {hits}, {format_bytes(relay['saved_bytes'])} saved"}
+    saved = f"{format_bytes(relay['saved_bytes'])} saved"
+    pinned = relay.get("pinned_bytes", 0)
+    pins = f", {format_bytes(pinned)} pinned" if pinned else ""
+    return {"relay cache": f"{used}, {hits}, {saved}{pins}"}
 
 
 def _count_uses(cache: Mapping[str, int]) -> int:

@@ -12,7 +12,7 @@ from ..client.dataset.client import Client, read_request
 from ..client.rpc.info import DatasetInfo, count_rows, list_lengths
 from ..errors import InvalidRequestError, NotFoundError, RemoteError, SplitArrowError, remote_error
 from ..protocol.request import Request
-from ..publication.manifest import Manifest
+from ..publication.manifest import Manifest, ShardEntry
 from ..publication.version_store import VersionStore
 from ..server.catalog.dataset import (
     Encoding,
@@ -186,6 +186,11 @@ class RelayedDataset(PublishedDataset):
         self.upstream = storage
         """The storage at the upstream."""
         super().__init__(storage, cache)
+
+    @property
+    def current_shards(self) -> Sequence[ShardEntry]:
+        """The shards of the current version, as far as it is known now."""
+        return self._current.manifest.shards
 
     def _find_version(self, request: Request) -> PublishedVersion:
         self._check_upstream()

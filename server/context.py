@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 
@@ -36,6 +36,14 @@ class RelayService(Protocol):
     @property
     def is_offline(self) -> bool:
         """Whether no upstream can be reached."""
+        ...
+
+    def pin(self, names: Sequence[str], *, is_pinned: bool) -> dict[str, Any]:
+        """Pin datasets, or unpin them, and return all pins, for JSON.
+
+        Raises `NotFoundError` if there is no such dataset, and `InvalidRequestError` if it is not
+        published.
+        """
         ...
 
     def encode_description(self) -> bytes:

@@ -427,6 +427,9 @@ class RelayMetrics(Registry):
         labels=("source",),
     )
     relay_upstream_errors: int = counter("Requests to an upstream that failed.")
+    relay_pinned_bytes: int = gauge(
+        "Bytes of the pinned datasets, whether the cache has room for them or not.", unit="bytes"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

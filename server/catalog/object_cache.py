@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ MAX_ANNOUNCED = 65536
 _MAX_ALL_ANNOUNCED = 8 * MAX_ANNOUNCED
 _FULL_SECONDS = 10.0
 _AHEAD = 8
-"""What is fetched ahead is at most this part of the cache."""
+"""What is fetched ahead is at most this part of the cache, which pinned shards leave to others."""
 
 
 def open_object_cache(
@@ -119,7 +119,8 @@ class ObjectCache:
     Safe to use from several threads. Several processes may share the folder if `is_shared`. It has
     at most `nbytes` bytes, and is created for the first file. With `checks_files`, the SHA-256 of a
     file is checked at its first use. Files are evicted as `EvictionPolicy` decides, except those
-    that this process reads. The access times of files carry their order over to the next process.
+    that this process reads or has pinned. The access times of files carry their order over to the
+    next process.
     """
 
     def __init__(
@@ -152,6 +153,13 @@ class ObjectCache:
         self._reserved = 0
         self._announcements: OrderedDict[ReaderId, _Announcement] = OrderedDict()
         """The announcements, least recently used first."""
+        self._pinned: dict[str, tuple[Storage, ShardEntry]] = {}
+        self._pinned_bytes = 0
+
+    @property
+    def max_pinned_bytes(self) -> int:
+        """The largest size of the pinned shards in bytes."""
+        return self.max_bytes - self.max_bytes // _AHEAD
 
     @contextmanager
     def open_shard(
@@ -231,21 +239,52 @@ class ObjectCache:
                 self._end_announcement(next(iter(self._announcements)))
         self.progress.set()
 
+    def pin(self, shards: Iterable[tuple[Storage, ShardEntry]]) -> int:
+        """Pin shards instead of those before: they are not evicted, and fetched ahead.
+
+        Only the first `max_pinned_bytes` bytes are pinned. Returns the bytes of all.
+        """
+        by_key = {shard.sha256: (storage, shard) for storage, shard in shards}
+        pinned: dict[str, tuple[Storage, ShardEntry]] = {}
+        total = pinned_bytes = 0
+        for key, (storage, shard) in by_key.items():
+            total += shard.nbytes
+            if total <= self.max_pinned_bytes:
+                pinned[key], pinned_bytes = (storage, shard), total
+        with self._lock:
+            self._list_files()
+            self._pinned, self._pinned_bytes = pinned, pinned_bytes
+        self.progress.set()
+        return total
+
     def fetch_next(self, nbytes: int) -> int | None:
-        """Fetch the next shard that a reader has announced and the cache does not have.
+        """Fetch the next shard that a reader has announced, or else a pinned one.
 
         Only the next `nbytes` bytes of what is announced are fetched, and at most an eighth of the
-        cache. Nothing is evicted that is needed sooner. Returns the size of the shard, or None if
-        there is nothing to fetch now. Raises `DatasetError` as `open_shard` does.
+        cache. Nothing is evicted for them that is needed sooner. Pinned shards of at most `nbytes`
+        are fetched one by one. Returns the size of the shard, or None if there is nothing to fetch
+        now. Raises `DatasetError` as `open_shard` does.
         """
         with self._lock:
             self._end_idle_announcements(time.monotonic())
             missing = self._policy.list_missing(min(nbytes, self.max_bytes // _AHEAD))
             key = next((key for key in missing if key not in self._users), None)
-            found = None if key is None else self._find_announced(key)
-        if found is None:
-            return None
-        storage, shard = found
+            announced = None if key is None else self._find_announced(key)
+            pinned = self._find_missing_pinned(nbytes)
+        fetched = None if announced is None else self._fetch(*announced, ahead=True)
+        if fetched is not None or pinned is None:
+            return fetched
+        try:
+            return self._fetch(*pinned, ahead=False)
+        except DatasetError:
+            with self._lock:  # the others may be intact
+                key = pinned[1].sha256
+                if key in self._pinned:
+                    self._pinned[key] = self._pinned.pop(key)
+            raise
+
+    def _fetch(self, storage: Storage, shard: ShardEntry, *, ahead: bool) -> int | None:
+        """Fetch a shard unless the cache has it; return None if there is no room ahead."""
         with self._hold(shard.sha256) as gate:
             with gate:
                 with self._lock:
@@ -253,7 +292,7 @@ class ObjectCache:
                 if download is None and self._is_complete(self.folder / shard.sha256, shard):
                     return 0
                 if download is None:
-                    download = self._start_download(storage, shard, ahead=True)
+                    download = self._start_download(storage, shard, ahead=ahead)
             if download is None:
                 return None
             download.wait()
@@ -316,11 +355,14 @@ class ObjectCache:
     ) -> ShardDownload | None:
         """Start to download a shard; return None if it is ahead, and others are needed sooner."""
         url = f"{storage.location}/{shard.path}"
-        if shard.nbytes > self.max_bytes:
+        with self._lock:
+            pinned_bytes = 0 if shard.sha256 in self._pinned else self._pinned_bytes
+        if shard.nbytes > self.max_bytes - pinned_bytes:
             self._count_rejection()
+            pins = f", of which {pinned_bytes} are pinned" if pinned_bytes else ""
             raise CacheFullError(
                 f"{url} has {shard.nbytes} bytes, but the object cache holds at most "
-                f"{self.max_bytes}; enlarge it with --object-cache-bytes"
+                f"{self.max_bytes}{pins}; enlarge it with --object-cache-bytes"
             )
         with ExitStack() as reserved:
             try:
@@ -411,7 +453,7 @@ class ObjectCache:
             used = sum(self._policy.sizes.values()) + max(others, self._reserved)
             victims = self._policy.make_room(
                 used + shard.nbytes - self.max_bytes,
-                self._users,
+                self._users.keys() | self._pinned.keys(),
                 before=shard.sha256 if ahead else None,
             )
             for key in victims or ():
@@ -457,6 +499,13 @@ class ObjectCache:
         self._policy.remove(key)
         self._accessed.pop(key, None)
         self._intact.discard(key)
+
+    def _find_missing_pinned(self, nbytes: int) -> tuple[Storage, ShardEntry] | None:
+        for key, (storage, shard) in self._pinned.items():
+            is_missing = key not in self._policy.sizes and key not in self._users
+            if is_missing and shard.nbytes <= nbytes:
+                return storage, shard
+        return None
 
     def _find_announced(self, key: str) -> tuple[Storage, ShardEntry] | None:
         for announcement in self._announcements.values():

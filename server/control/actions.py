@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import anyio
 
@@ -99,6 +99,7 @@ def _describe_relay(call: Call, relay: RelayService, sent_bytes: int) -> dict[st
     fetched = {source: int(n) for (source,), n in relay.metrics.relay_fetched_bytes.items()}
     return {
         "offline": relay.is_offline,
+        "pinned_bytes": relay.metrics.relay_pinned_bytes,
         "upstream_errors": relay.metrics.relay_upstream_errors,
         "fetched_bytes": fetched,
         "saved_bytes": max(0, sent_bytes - fetched["upstream"]),
@@ -206,6 +207,11 @@ class ActionHandler:
             ),
             "reload": ("Read the configuration again.", self._reload_configuration),
             "relay": ("Describe the relay as JSON, if the server is one.", self._describe_relay),
+            "pin": (
+                "Keep the shards of published datasets in the cache of a relay, or no longer: "
+                '{"datasets": [NAME], "pinned": true}',
+                self._pin,
+            ),
             "CancelFlightInfo": ("Cancel the streams of a FlightInfo.", self._cancel_info),
             "RenewFlightEndpoint": ("Renew the ticket of an endpoint.", self._renew_endpoint),
         }
@@ -237,6 +243,19 @@ class ActionHandler:
     async def _describe_relay(self, call: Call, body: bytes) -> bytes:
         del body
         return _find_relay(call).encode_description()
+
+    async def _pin(self, call: Call, body: bytes) -> bytes:
+        relay = _find_relay(call)
+        call.principal.require_operator()
+        fields = _decode_object(body)
+        names, is_pinned = fields.get("datasets"), fields.get("pinned", True)
+        if not _is_list_of_names(names) or not isinstance(is_pinned, bool):
+            raise InvalidRequestError(
+                'the body of the action must be {"datasets": [NAME], "pinned": true or false}'
+            )
+        pins = await run_in_thread(partial(relay.pin, names, is_pinned=is_pinned))
+        self._log.info("pins changed", pins=pins["pins"], principal=call.principal.name)
+        return _encode_json(pins)
 
     async def _cancel(self, call: Call, body: bytes) -> bytes:
         number = _decode_object(body).get("stream")
@@ -452,6 +471,10 @@ def _is_count(value: object) -> bool:
 
 def _encode_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _is_list_of_names(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:

@@ -136,6 +136,7 @@ ACTIONS = (
     "announce",
     "manifest",
     "relay",
+    "pin",
 )
 """All actions. The corpus has their positions, so a new one is the last."""
 _DO_ACTION = "/arrow.flight.protocol.FlightService/DoAction"
