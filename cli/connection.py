@@ -234,6 +234,10 @@ def resolve_token(token: str | None) -> str | None:
     return token or os.environ.get(TOKEN_VARIABLE) or None
 
 
+OFFLINE = "cannot be reached; there may be newer versions"
+"""The state of the upstream of a relay that is offline."""
+
+
 def describe_schema(schema: Any) -> list[dict[str, str]]:
     """Return the names and types of the columns of a schema, for JSON."""
     return [{"name": field.name, "type": str(field.type)} for field in schema]
@@ -248,6 +252,7 @@ def describe_dataset(info: Any) -> dict[str, Any]:
         "kind": info.kind,
         "version": info.version,
         "writers": info.writers or None,
+        **({"offline": True} if info.offline else {}),
         "columns": describe_schema(info.schema),
         **({"tensors": [asdict(tensor) for tensor in info.tensors]} if info.tensors else {}),
     }

@@ -18,6 +18,7 @@ from ..errors import DatasetError
 from ..formats.text import format_bytes
 from .completion import complete_name
 from .connection import (
+    OFFLINE,
     AsJson,
     ConnectTimeout,
     ControlUri,
@@ -192,6 +193,8 @@ def _properties(dataset: DatasetInfo) -> Table:
         table.add_row("rows", "unknown" if dataset.rows is None else format_number(dataset.rows))
     table.add_row("size", "unknown" if dataset.bytes is None else format_bytes(dataset.bytes))
     table.add_row("version", Text(escape_text(dataset.version) or "unknown"))
+    if dataset.offline:
+        table.add_row("upstream", Text(OFFLINE, "yellow"))
     if dataset.writers:
         table.add_row("writers", Text(_WRITERS.get(dataset.writers, escape_text(dataset.writers))))
     table.add_row("parts", format_count(len(dataset.endpoints), "endpoint"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,9 +14,10 @@ import typer
 
 from ..client.uris import parse_control_uris
 from ..errors import ConfigError, UsageError
-from ..formats.text import parse_size
+from ..formats.text import format_bytes, parse_size
 from ..server.config import Configuration
 from .connection import (
+    AsJson,
     ConnectTimeout,
     ControlUri,
     Token,
@@ -23,10 +25,10 @@ from .connection import (
     resolve_token,
     with_tls_options,
 )
-from .formatting import format_count
-from .options import Subcommands, option, with_parameters
+from .formatting import escape_text, format_count
+from .options import Subcommands, flag, option, with_parameters
 from .serve import list_setting_parameters, print_banner, shows_banner
-from .terminal import print_message, track
+from .terminal import print_message, standard_output, track
 
 _WITHOUT = ("datasets", "object_cache", "object_cache_bytes", "keep_versions", "workers")
 """The settings that a relay sets, or does not have."""
@@ -117,8 +119,8 @@ def run(
     """Serve the datasets of other servers to readers near by, until SIGTERM or Ctrl-C.
 
     A shard of a published dataset is fetched once, and kept in the cache. Other datasets pass
-    through. `splitarrow relay warm` fetches shards before they are needed, and
-    `splitarrow relay scrub` checks those in a cache.
+    through. `splitarrow relay warm` fetches shards before they are needed, `splitarrow relay pin`
+    keeps those of a dataset, and `splitarrow relay scrub` checks those in a cache.
 
     [dim]splitarrow relay grpc://storage1:8815 --cache /nvme/splitarrow --cache-bytes 500GiB
     --control grpc://127.0.0.1:8815[/dim]
@@ -191,6 +193,44 @@ def warm(
     return 0
 
 
+@with_tls_options
+def pin(
+    control: ControlUri,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="The datasets.", metavar="NAME ...")
+    ] = None,
+    unpin: Annotated[bool, flag("--unpin", help="Unpin the datasets.")] = False,
+    token: Token = None,
+    connect_timeout: ConnectTimeout = 10.0,
+    as_json: AsJson = False,
+) -> int:
+    """Keep the current versions of datasets in the cache of a relay.
+
+    Their shards are fetched ahead, and not evicted. Without names, the pinned datasets are listed.
+    The token needs the right to write '*'.
+
+    [dim]splitarrow relay pin grpc://127.0.0.1:8815 trips[/dim]
+    """
+    body = {"datasets": names or [], "pinned": not unpin}
+    with open_single_client(control, token, connect_timeout) as client:
+        found = json.loads(client.act("pin", json.dumps(body).encode()))
+    nbytes, most = int(found["bytes"]), int(found["max_bytes"])
+    if as_json:
+        with standard_output():
+            print(json.dumps(found, ensure_ascii=False))
+    for name, size in found["pins"].items() if not as_json else ():
+        text = "not at the upstream" if size is None else format_bytes(size)
+        print_message(f"{escape_text(name)}: {text} pinned")
+    if not found["pins"] and not as_json:
+        print_message("no dataset is pinned")
+    if nbytes > most:
+        print_message(
+            f"splitarrow: warning: the pinned datasets have {format_bytes(nbytes)}, but the cache "
+            f"keeps at most {format_bytes(most)} of them; enlarge --cache-bytes, or unpin some"
+        )
+    return 0
+
+
 def _parse_shards(text: str, known: list[int]) -> list[int]:
     """Return the ordinals that a text such as ``0-9,12`` names."""
     chosen: list[int] = []
@@ -236,6 +276,6 @@ _SHA256_DIGITS = 64
 
 relay = Subcommands(
     "Serve the datasets of other servers, and cache their shards.",
-    {"run": run, "warm": warm, "scrub": scrub},
+    {"run": run, "warm": warm, "pin": pin, "scrub": scrub},
     default="run",
 )

@@ -19,6 +19,7 @@ from rich.text import Text
 from ..errors import SplitArrowError, UsageError
 from ..formats.text import format_bytes
 from .connection import (
+    OFFLINE,
     AsJson,
     ConnectTimeout,
     ControlUri,
@@ -205,13 +206,16 @@ def _summary(report: StatusReport, total: Rate) -> Table:
     leases = f"{number('leases')}, {nbytes('leased_bytes')}"
     if stats.get("leases"):
         leases += f", the oldest since {_format_age(stats.get('lease_seconds', 0))}"
-    rows = {
+    rows: dict[str, str | Text] = {}
+    if is_offline(report):
+        rows["upstream"] = Text(OFFLINE, "bold yellow")
+    rows |= {
         "sends": f"{_format_bytes_rate(total)}, {_format_rows(total)} rows/s",
         "streams": f"{format_number(total.streams)} now, {number('streams_total')} since the start",
     }
     if "connections" in stats:  # only for operators
-        rows["streams"] += f", {number('failures')} failed"
         rows |= {
+            "streams": f"{rows['streams']}, {number('failures')} failed",
             "connections": f"{number('connections')} now, {number('connections_total')} since the "
             f"start, {number('refused')} refused",
             "leases": leases,
@@ -220,20 +224,43 @@ def _summary(report: StatusReport, total: Rate) -> Table:
     caches = list(_caches(report))
     if caches:
         rows["caches"] = ", ".join(caches)
+    rows |= _describe_relay(report)
     table = make_properties()
     for name, value in rows.items():
-        table.add_row(name, Text(value))
+        table.add_row(name, value if isinstance(value, Text) else Text(value))
     return table
+
+
+def is_offline(report: StatusReport) -> bool:
+    """Return whether a report is that of a relay that reaches no upstream."""
+    return bool(report.get("relay", {}).get("offline"))
+
+
+def _describe_relay(report: StatusReport) -> dict[str, str]:
+    """Return a row about the cache of a relay, as far as an operator gets it."""
+    relay: dict[str, Any] = report.get("relay", {})
+    cache = report.get("caches", {}).get("objects", {})
+    if "limit_bytes" not in cache or "saved_bytes" not in relay:
+        return {}
+    hits = f"{format_count(cache['hits'], 'hit')} in {format_count(_count_uses(cache), 'use')}"
+    used = f"{format_bytes(cache['bytes'])} of {format_bytes(cache['limit_bytes'])}"
+    saved = f"{format_bytes(relay['saved_bytes'])} saved"
+    pinned = relay.get("pinned_bytes", 0)
+    pins = f", {format_bytes(pinned)} pinned" if pinned else ""
+    return {"relay cache": f"{used}, {hits}, {saved}{pins}"}
+
+
+def _count_uses(cache: Mapping[str, int]) -> int:
+    return cache.get("hits", 0) + cache.get("misses", 0)
 
 
 def _caches(report: StatusReport) -> Iterator[str]:
     """Yield the share of the uses of each cache that found the data."""
     for name, uses in sorted(report.get("caches", {}).items()):
-        hits, misses = uses.get("hits", 0), uses.get("misses", 0)
-        if hits + misses:
-            share = hits / (hits + misses)
+        count = _count_uses(uses)
+        if count:
             label = escape_text(name.replace("_", " "))
-            yield f"{label} {share:.0%} of {format_count(hits + misses, 'use')}"
+            yield f"{label} {uses.get('hits', 0) / count:.0%} of {format_count(count, 'use')}"
 
 
 def _datasets(datasets: list[tuple[str, Rate]]) -> Table | Text:
@@ -338,12 +365,15 @@ def _show(report: dict[str, Any]) -> None:
 def _list_properties(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "version", escape_text(str(report.get("version", "?")))
     yield "state", "draining" if report.get("draining") else "serving"
+    if is_offline(report):
+        yield "upstream", OFFLINE
     uptime = report.get("uptime_seconds")
     if isinstance(uptime, (int, float)):
         yield "uptime", format_duration(uptime)
     if "listen" in report:  # only for operators
         yield "listens on", "\n".join(escape_text(str(uri)) for uri in report["listen"])
     yield "datasets", format_number(len(report.get("datasets", ())))
+    yield from _describe_relay(report).items()
     for name, value in report.get("stats", {}).items():
         if isinstance(value, (int, float)):
             text = format_bytes(value) if "bytes" in name else f"{value:,}"

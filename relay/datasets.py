@@ -12,7 +12,7 @@ from ..client.dataset.client import Client, read_request
 from ..client.rpc.info import DatasetInfo, count_rows, list_lengths
 from ..errors import InvalidRequestError, NotFoundError, RemoteError, SplitArrowError, remote_error
 from ..protocol.request import Request
-from ..publication.manifest import Manifest
+from ..publication.manifest import Manifest, ShardEntry
 from ..publication.version_store import VersionStore
 from ..server.catalog.dataset import (
     Encoding,
@@ -27,6 +27,7 @@ from ..server.catalog.object_cache import CacheFullError, ObjectCache
 from ..server.catalog.published import PublishedDataset, PublishedVersion
 from ..server.catalog.published_shards import ShardReader
 from ..server.catalog.selection import Selection
+from ..server.metrics import RelayMetrics
 from .upstream import UpstreamStorage
 
 _CALL_SECONDS = 60.0
@@ -35,9 +36,10 @@ _CALL_SECONDS = 60.0
 class PassedDataset(ServedDataset):
     """A dataset of the upstream that is not cached: each read is one of the upstream."""
 
-    def __init__(self, client: Client, info: DatasetInfo) -> None:
+    def __init__(self, client: Client, info: DatasetInfo, metrics: RelayMetrics) -> None:
         self._client = client
         self._info = info
+        self._metrics = metrics
 
     @property
     def schema(self) -> pa.Schema:
@@ -89,6 +91,7 @@ class PassedDataset(ServedDataset):
             with stream:
                 try:
                     for batch in stream:
+                        self._metrics.count_fetched("upstream", batch.nbytes)
                         yield batch, None
                 except SplitArrowError as error:
                     raise self._explain(error) from None
@@ -122,6 +125,7 @@ class PassedDataset(ServedDataset):
         """Return the error of the upstream as one of this daemon."""
         if isinstance(error, RemoteError | NotFoundError | InvalidRequestError):
             return error
+        self._metrics.count_error()
         return remote_error(
             "UNAVAILABLE", f"the upstream failed: {error.message}", stream=self._info.name
         )
@@ -163,7 +167,8 @@ class _RelayedVersion(PublishedVersion):
     def _pass(self, request: Request) -> tuple[PassedDataset, Request]:
         """Return what reads at the upstream, and the request there."""
         client, info = self._upstream.describe(self.manifest.version)
-        return PassedDataset(client, info), replace(request, version=info.version)
+        passed = PassedDataset(client, info, self._upstream.metrics)
+        return passed, replace(request, version=info.version)
 
 
 class RelayedDataset(PublishedDataset):
@@ -181,6 +186,11 @@ class RelayedDataset(PublishedDataset):
         self.upstream = storage
         """The storage at the upstream."""
         super().__init__(storage, cache)
+
+    @property
+    def current_shards(self) -> Sequence[ShardEntry]:
+        """The shards of the current version, as far as it is known now."""
+        return self._current.manifest.shards
 
     def _find_version(self, request: Request) -> PublishedVersion:
         self._check_upstream()

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 from anyio import to_thread
@@ -21,7 +21,14 @@ from anyio import to_thread
 from ..client.dataset.client import Client
 from ..client.rpc.info import DatasetInfo
 from ..client.uris import is_this_host
-from ..errors import ConfigError, DatasetError, SplitArrowError, remote_error
+from ..errors import (
+    ConfigError,
+    DatasetError,
+    InvalidRequestError,
+    NotFoundError,
+    SplitArrowError,
+    remote_error,
+)
 from ..formats.arrow.tensors.labels import is_tensor_content
 from ..protocol.uri import DataUri
 from ..publication.atomic_files import TEMPORARY_PREFIX, write_atomic
@@ -33,6 +40,7 @@ from ..server.catalog.object_cache import open_object_cache
 from ..server.config import Settings
 from ..server.daemon import Daemon
 from ..server.logs import get_logger
+from ..server.metrics import RelayMetrics
 from .datasets import PassedDataset, RelayedDataset
 from .description import RelayDescription, RelayLoopError, describe_above, make_id, read_description
 from .identity import UpstreamIdentities
@@ -47,6 +55,7 @@ OBJECTS = "objects"
 _MANIFESTS = "manifests"
 _LOCK = "lock"
 _CATALOG = "catalog.json"
+_PINS = "pins.json"
 _MIN_UPDATE_SECONDS = 1.0
 
 
@@ -87,12 +96,13 @@ class Relay:
         _check_upstreams(options.upstreams, settings.control)
         self._lock_file = _lock_folder(options.cache)
         self._cache = open_object_cache(settings, checks_files=True, is_shared=False)
+        self.metrics = RelayMetrics()
+        """The metrics of the relay."""
         self._clients = [Client(uri, options.token, check=False) for uri in options.upstreams]
         self._prefetcher = Prefetcher(self._cache, options.prefetch_bytes, options.rate)
         self._address = ",".join(uri.address for uri in options.upstreams)
         self._known: dict[str, object] = {}
         """What each dataset of the catalog was made of."""
-        self._is_offline = False
         self._id = make_id(self._lock_file)
         self._above: dict[str, RelayDescription | None] = dict.fromkeys(
             uri.address for uri in options.upstreams
@@ -106,11 +116,17 @@ class Relay:
         self._update_lock = threading.Lock()
         self._updated = 0.0
         self._failures: dict[str, str] = {}
+        self._pins_lock = threading.Lock()
+        self._pins: list[str] = []
+        self._pinned: list[tuple[RelayedDataset, str]] = []
+        """The datasets and the versions whose shards are pinned."""
         self._log = get_logger("relay")
 
     def start(self, catalog: Catalog) -> None:
         """Add the datasets of the upstream, or those of the last run while it is offline."""
         self._catalog = catalog
+        catalog.cache = self._cache
+        self._pins = self._load_names(_PINS)
         try:
             self.update()
         except RelayLoopError:
@@ -118,18 +134,27 @@ class Relay:
         except SplitArrowError:
             if self._options.offline != "allow" or not self._add_stored():
                 raise
-            self._is_offline = True
+            self._pin_shards()
         if self._options.prefetch_bytes:
             self._prefetcher.start()
 
     def attach(self, daemon: Daemon) -> None:
         """Let the daemon describe the relay, and lend threads to readers while others wait."""
         self._cache.report_waiting = daemon.lend_threads
-        daemon.context.describe_relay = lambda: self.describe().encode()
+        daemon.context.relay = self
 
     def describe(self) -> RelayDescription:
         """Return what other relays need to know about this one."""
         return describe_above(self._id, [each for each in self._above.values() if each is not None])
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether no upstream could be reached when they were last asked."""
+        return bool(self.metrics.relay_offline)
+
+    def encode_description(self) -> bytes:
+        """Return the description as JSON."""
+        return self.describe().encode()
 
     async def run(self) -> None:
         """Follow the upstream until cancelled."""
@@ -181,6 +206,7 @@ class Relay:
                 self._catalog.remove(name)
                 del self._known[name]
                 self._log.info("dataset removed", dataset=name)
+        self._pin_shards()
         self._store_catalog()
 
     def _list_datasets(self, client: Client) -> list[DatasetInfo] | SplitArrowError:
@@ -188,6 +214,7 @@ class Relay:
             self._check_loop(client)
             listing = client.datasets()
         except SplitArrowError as error:
+            self.metrics.count_error()
             self._report(client.uri, "upstream failed", error)
             return error
         self._failures.pop(client.uri, None)
@@ -247,7 +274,7 @@ class Relay:
             return
         if is_tensor_content(info.schema):
             raise DatasetError("tensors are not relayed; read them at the upstream", stream=name)
-        self._put(name, PassedDataset(client, client.info(name)))
+        self._put(name, PassedDataset(client, client.info(name), self.metrics))
         self._known[name] = info.version
 
     def _put(self, name: str, dataset: ServedDataset) -> None:
@@ -257,19 +284,19 @@ class Relay:
     def _open_storage(self, name: str) -> UpstreamStorage:
         digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
         folder = self._folder / _MANIFESTS / digest
-        return UpstreamStorage(name, self._address, folder, self._peers)
+        return UpstreamStorage(name, self._address, folder, self.metrics, self._peers)
 
     def _make_relayed(self, storage: UpstreamStorage) -> RelayedDataset:
         return RelayedDataset(storage, self._cache, self._check, self.find_versions)
 
     def _check(self) -> None:
         """Raise `RemoteError` if the upstream is offline, and nothing may be served then."""
-        if self._is_offline and self._options.offline == "refuse":
+        if self.is_offline and self._options.offline == "refuse":
             raise remote_error("UNAVAILABLE", f"{self._address} cannot be reached")
 
     def _set_offline(self, offline: bool) -> None:
-        if offline != self._is_offline:
-            self._is_offline = offline
+        if offline != self.is_offline:
+            self.metrics.relay_offline = int(offline)
             event = "upstream offline" if offline else "upstream online"
             self._log.warning(event, upstream=self._address)
 
@@ -284,22 +311,81 @@ class Relay:
         names = [
             name for name in self._known if isinstance(self._catalog.lookup(name), RelayedDataset)
         ]
-        path = self._folder / _CATALOG
-        text = json.dumps(sorted(names)).encode()
-        if not path.exists() or path.read_bytes() != text:
-            write_atomic(path, text)
+        self._store_names(_CATALOG, sorted(names))
 
     def _add_stored(self) -> bool:
         """Add the datasets of the last run, and return whether there are any."""
-        try:
-            names: list[str] = json.loads((self._folder / _CATALOG).read_bytes())
-        except (OSError, ValueError):
-            return False
-        for name in names:
+        for name in self._load_names(_CATALOG):
             with suppress(SplitArrowError):
                 self._put(name, self._make_relayed(self._open_storage(name)))
                 self._known[name] = None
         return bool(self._known)
+
+    def _store_names(self, file: str, names: list[str]) -> None:
+        """Write names to a file of the cache, if they have changed."""
+        path = self._folder / file
+        text = json.dumps(names).encode()
+        if not path.exists() or path.read_bytes() != text:
+            write_atomic(path, text)
+
+    def _load_names(self, file: str) -> list[str]:
+        """Return the names in a file of the cache; an empty list if there is no such file."""
+        path = self._folder / file
+        try:
+            return [str(name) for name in json.loads(path.read_bytes())]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError) as error:
+            self._log.warning("file of the cache not read", path=str(path), reason=str(error))
+            return []
+
+    def pin(self, names: Sequence[str], *, is_pinned: bool) -> dict[str, Any]:
+        """Pin datasets, or unpin them; see `RelayService.pin`."""
+        for name in names if is_pinned else ():
+            if not isinstance(self._catalog.lookup(name), RelayedDataset):
+                raise InvalidRequestError(
+                    f"{name!r} is not a published dataset, which a relay caches", stream=name
+                )
+        with self._pins_lock:
+            kept = [name for name in self._pins if is_pinned or name not in names]
+            self._pins = list(dict.fromkeys([*kept, *(names if is_pinned else ())]))
+            self._store_names(_PINS, self._pins)
+        self._pin_shards()
+        sizes = {name: dataset.nbytes for name, dataset in self._list_pinned()}
+        return {
+            "pins": {name: sizes.get(name) for name in self._pins},
+            "bytes": self.metrics.relay_pinned_bytes,
+            "max_bytes": self._cache.max_pinned_bytes,
+        }
+
+    def _list_pinned(self) -> list[tuple[str, RelayedDataset]]:
+        """Return the pinned datasets that the upstream has, with their names."""
+        found: list[tuple[str, RelayedDataset]] = []
+        for name in self._pins:
+            with suppress(NotFoundError):
+                dataset = self._catalog.lookup(name)
+                if isinstance(dataset, RelayedDataset):
+                    found.append((name, dataset))
+        return found
+
+    def _pin_shards(self) -> None:
+        """Pin the shards of the current versions of the pinned datasets."""
+        with self._pins_lock:
+            datasets = [dataset for _, dataset in self._list_pinned()]
+            pinned = [(dataset, dataset.version) for dataset in datasets]
+            if pinned == self._pinned:
+                return
+            self._pinned = pinned
+            nbytes = self._cache.pin(
+                (dataset.upstream, shard)
+                for dataset in datasets
+                for shard in dataset.current_shards
+            )
+            self.metrics.relay_pinned_bytes = nbytes
+        if nbytes > self._cache.max_pinned_bytes:
+            self._log.warning(
+                "pins exceed the cache", bytes=nbytes, max_bytes=self._cache.max_pinned_bytes
+            )
 
     def close(self) -> None:
         """Close the connections to the upstream, and leave the cache to other relays."""

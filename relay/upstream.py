@@ -19,6 +19,7 @@ from ..publication.manifest import Manifest, ShardEntry, decode_manifest, encode
 from ..publication.storage import Progress, StoredObject
 from ..server.catalog.dataset import parse_version_number
 from ..server.catalog.published import name_version
+from ..server.metrics import RelayMetrics
 from .peers import Peers, copy_shard
 
 _MAX_KEPT_VERSIONS = 8
@@ -58,9 +59,18 @@ class UpstreamStorage:
     folder = None
     """The local folder: None, as for an object store."""
 
-    def __init__(self, name: str, address: str, folder: Path, peers: Peers | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        folder: Path,
+        metrics: RelayMetrics,
+        peers: Peers | None = None,
+    ) -> None:
         self.location = f"{address}/{name}"
         """The URL of the dataset."""
+        self.metrics = metrics
+        """The metrics of the relay."""
         self._name = name
         self._folder = folder
         self._peers = peers
@@ -136,6 +146,7 @@ class UpstreamStorage:
                 data = read_manifest(client.channel, Request(self._name, version=name))
                 found.append(decode_manifest(data, self.location))
             except SplitArrowError as error:
+                self.metrics.count_error()
                 failure = error
         shards = {shard.ordinal: shard for each in found for shard in each.shards}
         if not found or len(shards) < (found[0].shards_total or len(shards)):
@@ -164,13 +175,18 @@ class UpstreamStorage:
             if self._peers is not None and self._peers.copy_shard(
                 self._name, place.version, place.shard, file, progress
             ):
+                self.metrics.count_fetched("peer", place.shard.nbytes)
                 return
             for client, text in () if version is None else version.holders:
+                begin = file.tell()
                 try:
                     copy_shard(client, self._name, text, place.shard.ordinal, file, progress)
                     return
                 except SplitArrowError as error:
+                    self.metrics.count_error()
                     failure = error
+                finally:
+                    self.metrics.count_fetched("upstream", file.tell() - begin)
         raise _as_dataset_error(self.location, failure)
 
     def describe(self, number: int) -> tuple[Client, DatasetInfo]:
@@ -182,6 +198,7 @@ class UpstreamStorage:
             try:
                 info = client.describe(Request(self._name, version=text))
             except SplitArrowError as error:
+                self.metrics.count_error()
                 failure = error
                 continue
             if info.shards_held in (None, info.shards_total):

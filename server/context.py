@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import anyio
 
@@ -13,7 +14,7 @@ from .auth.access_control import AccessControl
 from .catalog.catalog import Catalog
 from .catalog.dataset import Encoding
 from .config import Settings
-from .metrics import DaemonMetrics, Metrics
+from .metrics import DaemonMetrics, Metrics, RelayMetrics
 from .reads import ReadsInProgress
 from .refusals import RefusalLog
 from .report import Reporter
@@ -22,6 +23,32 @@ from .shm.regions import SharedRegions
 from .streams import ReadSlots, StreamRegistry
 from .tracing import Tracer
 from .usage import Usage
+
+
+class RelayService(Protocol):
+    """The relay that a server is, as its services see it. Any thread may use it."""
+
+    @property
+    def metrics(self) -> RelayMetrics:
+        """Its metrics."""
+        ...
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether no upstream can be reached."""
+        ...
+
+    def pin(self, names: Sequence[str], *, is_pinned: bool) -> dict[str, Any]:
+        """Pin datasets, or unpin them, and return all pins, for JSON.
+
+        Raises `NotFoundError` if there is no such dataset, and `InvalidRequestError` if it is not
+        published.
+        """
+        ...
+
+    def encode_description(self) -> bytes:
+        """Return what other relays need to know about it, as JSON."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +83,8 @@ class ServerContext:
     """What this process uses of the limits of the server."""
     reporter: Reporter
     """All processes of the server."""
-    describe_relay: Callable[[], bytes] | None = None
-    """Returns the description of the relay that the server is; None if it is not one."""
+    relay: RelayService | None = None
+    """The relay that the server is; None if it is not one."""
     uris: list[DataUri] = field(default_factory=list[DataUri])
     """The URIs of the bound listeners."""
     draining: anyio.Event = field(init=False)

@@ -33,7 +33,7 @@ from .config import Configuration, Settings
 from .context import ServerContext
 from .listeners import Acceptor, bind_listeners, select_listener
 from .logs import get_logger
-from .metrics import DaemonMetrics, Labelled, Metrics, list_stats
+from .metrics import CacheUses, DaemonMetrics, Labelled, Metrics, list_stats
 from .reads import ReadsInProgress
 from .refusals import RefusalLog
 from .reload import Reloader
@@ -342,6 +342,7 @@ class Daemon:
             "bytes_sent": sum(session.bytes_sent for session in sessions),
             **measure_process(self.process),
             **self._count_cache_uses(),
+            **self._measure_object_cache(),
             "dataset_version": {
                 (self.streams.label_of(name),): number
                 for name, number in self.catalog.list_versions()
@@ -349,8 +350,9 @@ class Daemon:
         }
 
     def _count_cache_uses(self) -> dict[str, Labelled]:
+        objects = self.catalog.cache
         uses = {
-            ("objects",): self.catalog.cache_uses,
+            ("objects",): CacheUses() if objects is None else objects.uses,
             ("shared_memory",): self.regions.store.uses,
             ("vortex",): self.regions.vortex_store.uses,
         }
@@ -358,6 +360,19 @@ class Daemon:
             "cache_hits": {cache: counted.hits for cache, counted in uses.items()},
             "cache_misses": {cache: counted.misses for cache, counted in uses.items()},
         }
+
+    def _measure_object_cache(self) -> dict[str, Labelled]:
+        cache = self.catalog.cache
+        if cache is None:
+            return {}
+        values = {
+            "cache_bytes": cache.measure(),
+            "cache_limit_bytes": cache.max_bytes,
+            "cache_evictions": cache.uses.evictions,
+            "cache_rejections": cache.uses.rejections,
+            "cache_waiting_readers": cache.uses.waiting,
+        }
+        return {name: {("objects",): value} for name, value in values.items()}
 
     def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
         """Return the URI of a dataset, with a ticket; see `select_listener`."""

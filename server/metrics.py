@@ -357,6 +357,21 @@ class Metrics(Registry):
         labels=("cache",),
     )
     cache_misses: Counts = counter("Uses of a cache that did not find the data.", labels=("cache",))
+    cache_bytes: Counts = gauge(
+        "Bytes in a cache. Only downloaded objects have this metric and the following ones.",
+        unit="bytes",
+        labels=("cache",),
+        merge=Merge.MAX,
+    )
+    cache_limit_bytes: Counts = gauge(
+        "The largest size of a cache.", unit="bytes", labels=("cache",), merge=Merge.MAX
+    )
+    cache_evictions: Counts = counter("Objects that a cache removed for others.", labels=("cache",))
+    cache_rejections: Counts = counter(
+        "Objects that a cache could not store, because it has no room or the disk is full.",
+        labels=("cache",),
+    )
+    cache_waiting_readers: Counts = gauge("Readers that wait for a download.", labels=("cache",))
     dataset_version: Counts = gauge(
         "The number of the version that new readers of a published dataset get.",
         labels=("dataset",),
@@ -401,6 +416,36 @@ class DaemonMetrics(Registry):
     )
 
 
+@dataclass(eq=False)
+class RelayMetrics(Registry):
+    """The metrics of a relay. Other daemons have none of them."""
+
+    relay_offline: int = gauge("1 if no upstream of the relay can be reached; 0 if one can.")
+    relay_fetched_bytes: Counts = counter(
+        "Bytes that the relay fetched. The source is upstream or peer.",
+        unit="bytes",
+        labels=("source",),
+    )
+    relay_upstream_errors: int = counter("Requests to an upstream that failed.")
+    relay_pinned_bytes: int = gauge(
+        "Bytes of the pinned datasets, whether the cache has room for them or not.", unit="bytes"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.relay_fetched_bytes.update({("upstream",): 0, ("peer",): 0})
+
+    def count_fetched(self, source: str, nbytes: int) -> None:
+        """Count bytes from ``upstream`` or a ``peer``. Any thread may call this."""
+        with self._lock:
+            self.relay_fetched_bytes[source,] += nbytes
+
+    def count_error(self) -> None:
+        """Count a failed request to an upstream. Any thread may call this."""
+        with self._lock:
+            self.relay_upstream_errors += 1
+
+
 def list_stats(samples: Iterable[Sample]) -> dict[str, int]:
     """Return the values of counters and gauges without labels by name."""
     return {
@@ -425,3 +470,15 @@ class CacheUses:
             self.hits += 1
         else:
             self.misses += 1
+
+
+@dataclass(slots=True)
+class ObjectCacheUses(CacheUses):
+    """The uses of a cache of downloaded objects."""
+
+    evictions: int = 0
+    """Objects that were removed for others."""
+    rejections: int = 0
+    """Objects that could not be stored, because there was no room."""
+    waiting: int = 0
+    """Readers that wait for a download now."""

@@ -120,6 +120,8 @@ class DatasetInfo:
     """The number of tensors."""
     plan_seconds: int = 0
     """The time for which reads may use the endpoints again, in seconds; 0 if they may not."""
+    offline: bool = False
+    """Whether the server is a relay that reaches no upstream: there may be a newer version."""
 
     def __repr__(self) -> str:
         return describe_object(f"DatasetInfo {self.name!r}", self.schema, self._facts())
@@ -181,6 +183,7 @@ def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:
         tensors=_parse_tensors(metadata.get("tensors")),
         tensor_count=_parse_count(metadata.get("tensor_count")) or 0,
         plan_seconds=_parse_count(metadata.get("plan_seconds")) or 0,
+        offline=metadata.get("offline") is True,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from splitarrow.protocol.states import READER, SERVER, ReaderState, ServerState, draw_diagram
 from splitarrow.server.config import Declaration, Reload, Settings, declarations
-from splitarrow.server.metrics import DaemonMetrics, Metric, Metrics, Registry
+from splitarrow.server.metrics import DaemonMetrics, Metric, Metrics, Registry, RelayMetrics
 
 _RELOAD = {Reload.RESTART: "", Reload.RELOAD: " *reload*", Reload.CHANGE: " *change*"}
 
@@ -55,8 +55,9 @@ def _value(declaration: Declaration) -> str:
 
 
 def describe_metrics() -> str:
-    """Return a section with a list of metrics for the data and one for the daemon."""
-    return _section("Data", Metrics) + "\n" + _section("Daemon", DaemonMetrics)
+    """Return sections with the metrics for the data, for the daemon, and for relays."""
+    sections = (("Data", Metrics), ("Daemon", DaemonMetrics), ("Relay", RelayMetrics))
+    return "\n".join(_section(title, registry) for title, registry in sections)
 
 
 def _section(title: str, registry: type[Registry]) -> str:

@@ -18,7 +18,6 @@ from ...publication.layout import VERSIONS
 from ...publication.patterns import has_wildcards
 from ...publication.storage import is_object_url, is_storage_url, open_storage
 from ..config import Settings
-from ..metrics import CacheUses
 from .dataset import ServedDataset
 from .delta import LOG_FOLDER, DeltaDataset
 from .device_table import DeviceTable
@@ -170,7 +169,8 @@ class Catalog:
         refuse_writers: bool = True,
         follow_symlinks: bool = False,
     ) -> None:
-        self._cache = cache
+        self.cache = cache
+        """The cache for shards that are downloaded. None means that of the user."""
         self._refuse_writers = refuse_writers
         self._follow_symlinks = follow_symlinks
         self.replicate: Callable[[Mapping[str, Any], Sequence[str]], None] = lambda *_: None
@@ -280,11 +280,6 @@ class Catalog:
         """Return the names in the order in which they were added."""
         return list(self._datasets)
 
-    @property
-    def cache_uses(self) -> CacheUses:
-        """The uses of the cache for shards from object stores."""
-        return CacheUses() if self._cache is None else self._cache.uses
-
     def list_versions(self) -> list[tuple[str, int]]:
         """Return the name and the number of the current version of each published dataset."""
         return [
@@ -321,7 +316,7 @@ class Catalog:
         try:
             return open_dataset(
                 source,
-                self._cache,
+                self.cache,
                 refuse_writers=self._refuse_writers,
                 follow_symlinks=self._follow_symlinks,
             )

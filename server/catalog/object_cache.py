@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from ...publication.shard_files import check_shard_length, hash_file
 from ...publication.storage import Storage
 from ..config import Settings
 from ..logs import get_logger
-from ..metrics import CacheUses
+from ..metrics import ObjectCacheUses
 from .eviction import EvictionPolicy, ReaderId
 
 _ANNOUNCEMENT_SECONDS = 900.0
@@ -38,7 +38,7 @@ MAX_ANNOUNCED = 65536
 _MAX_ALL_ANNOUNCED = 8 * MAX_ANNOUNCED
 _FULL_SECONDS = 10.0
 _AHEAD = 8
-"""What is fetched ahead is at most this part of the cache."""
+"""What is fetched ahead is at most this part of the cache, which pinned shards leave to others."""
 
 
 def open_object_cache(
@@ -119,7 +119,8 @@ class ObjectCache:
     Safe to use from several threads. Several processes may share the folder if `is_shared`. It has
     at most `nbytes` bytes, and is created for the first file. With `checks_files`, the SHA-256 of a
     file is checked at its first use. Files are evicted as `EvictionPolicy` decides, except those
-    that this process reads. The access times of files carry their order over to the next process.
+    that this process reads or has pinned. The access times of files carry their order over to the
+    next process.
     """
 
     def __init__(
@@ -130,11 +131,12 @@ class ObjectCache:
         self.report_waiting: Callable[[int], object] = lambda change: None
         """Called with 1 before, and with -1 after a thread waits for a download, so that other
         readers get another thread."""
-        self.uses = CacheUses()
+        self.uses = ObjectCacheUses()
         """How often this process found a shard in the cache, or did not."""
+        self.max_bytes = nbytes
+        """The largest size of the cache in bytes."""
         self.progress = threading.Event()
         """Set when a reader announces its order, or opens a shard that it has announced."""
-        self._max_bytes = nbytes
         self._lock = threading.Lock()
         self._users: Counter[str] = Counter()
         self._full_until = 0.0
@@ -151,23 +153,35 @@ class ObjectCache:
         self._reserved = 0
         self._announcements: OrderedDict[ReaderId, _Announcement] = OrderedDict()
         """The announcements, least recently used first."""
+        self._pinned: dict[str, tuple[Storage, ShardEntry]] = {}
+        self._pinned_bytes = 0
+
+    @property
+    def max_pinned_bytes(self) -> int:
+        """The largest size of the pinned shards in bytes."""
+        return self.max_bytes - self.max_bytes // _AHEAD
 
     @contextmanager
-    def open_shard(self, storage: Storage, shard: ShardEntry) -> Generator[Path]:
+    def open_shard(
+        self, storage: Storage, shard: ShardEntry, *, is_new_use: bool = True
+    ) -> Generator[Path]:
         """Yield the file of a shard, which is not evicted inside the block.
 
-        Concurrent callers for one shard wait for a single download.
+        Concurrent callers for one shard wait for a single download. It is not a new use if the
+        caller has called `find_download` for it.
 
         Raises `DatasetError` if the shard cannot be downloaded, does not match its manifest, or is
         larger than the cache.
         """
         with self._hold(shard.sha256):
-            download = self.find_download(storage, shard)
+            download = self.find_download(storage, shard, is_new_use=is_new_use)
             if download is not None:
                 download.wait()
             yield self.folder / shard.sha256
 
-    def find_download(self, storage: Storage, shard: ShardEntry) -> ShardDownload | None:
+    def find_download(
+        self, storage: Storage, shard: ShardEntry, *, is_new_use: bool = True
+    ) -> ShardDownload | None:
         """Return the download of a shard that is not complete yet, which may begin now.
 
         Return None if the shard is in the cache. Raises `DatasetError` if it cannot be stored.
@@ -178,12 +192,21 @@ class ObjectCache:
                 download = self._downloads.get(shard.sha256)
             is_stored = download is None and self._is_complete(path, shard)
             is_stored = is_stored and self._is_intact(path, shard.sha256)
-            with self._lock:
-                self.uses.count(is_hit=is_stored or download is not None)
+            if is_new_use:
+                with self._lock:
+                    self.uses.count(is_hit=is_stored or download is not None)
             if download is None and not is_stored:
                 download = self._start_download(storage, shard)
-            self._note_use(path, shard, is_stored=is_stored)
+            if is_new_use:
+                self._note_use(path, shard, is_stored=is_stored)
         return download
+
+    def measure(self) -> int:
+        """Return the bytes of the shards in the cache, as far as this process knows them."""
+        with self._lock:
+            if not self._is_shared:
+                self._list_files()
+            return sum(self._policy.sizes.values())
 
     def has(self, shard: ShardEntry) -> bool:
         """Return whether the file of a shard is in the cache."""
@@ -216,21 +239,52 @@ class ObjectCache:
                 self._end_announcement(next(iter(self._announcements)))
         self.progress.set()
 
+    def pin(self, shards: Iterable[tuple[Storage, ShardEntry]]) -> int:
+        """Pin shards instead of those before: they are not evicted, and fetched ahead.
+
+        Only the first `max_pinned_bytes` bytes are pinned. Returns the bytes of all.
+        """
+        by_key = {shard.sha256: (storage, shard) for storage, shard in shards}
+        pinned: dict[str, tuple[Storage, ShardEntry]] = {}
+        total = pinned_bytes = 0
+        for key, (storage, shard) in by_key.items():
+            total += shard.nbytes
+            if total <= self.max_pinned_bytes:
+                pinned[key], pinned_bytes = (storage, shard), total
+        with self._lock:
+            self._list_files()
+            self._pinned, self._pinned_bytes = pinned, pinned_bytes
+        self.progress.set()
+        return total
+
     def fetch_next(self, nbytes: int) -> int | None:
-        """Fetch the next shard that a reader has announced and the cache does not have.
+        """Fetch the next shard that a reader has announced, or else a pinned one.
 
         Only the next `nbytes` bytes of what is announced are fetched, and at most an eighth of the
-        cache. Nothing is evicted that is needed sooner. Returns the size of the shard, or None if
-        there is nothing to fetch now. Raises `DatasetError` as `open_shard` does.
+        cache. Nothing is evicted for them that is needed sooner. Pinned shards of at most `nbytes`
+        are fetched one by one. Returns the size of the shard, or None if there is nothing to fetch
+        now. Raises `DatasetError` as `open_shard` does.
         """
         with self._lock:
             self._end_idle_announcements(time.monotonic())
-            missing = self._policy.list_missing(min(nbytes, self._max_bytes // _AHEAD))
+            missing = self._policy.list_missing(min(nbytes, self.max_bytes // _AHEAD))
             key = next((key for key in missing if key not in self._users), None)
-            found = None if key is None else self._find_announced(key)
-        if found is None:
-            return None
-        storage, shard = found
+            announced = None if key is None else self._find_announced(key)
+            pinned = self._find_missing_pinned(nbytes)
+        fetched = None if announced is None else self._fetch(*announced, ahead=True)
+        if fetched is not None or pinned is None:
+            return fetched
+        try:
+            return self._fetch(*pinned, ahead=False)
+        except DatasetError:
+            with self._lock:  # the others may be intact
+                key = pinned[1].sha256
+                if key in self._pinned:
+                    self._pinned[key] = self._pinned.pop(key)
+            raise
+
+    def _fetch(self, storage: Storage, shard: ShardEntry, *, ahead: bool) -> int | None:
+        """Fetch a shard unless the cache has it; return None if there is no room ahead."""
         with self._hold(shard.sha256) as gate:
             with gate:
                 with self._lock:
@@ -238,7 +292,7 @@ class ObjectCache:
                 if download is None and self._is_complete(self.folder / shard.sha256, shard):
                     return 0
                 if download is None:
-                    download = self._start_download(storage, shard, ahead=True)
+                    download = self._start_download(storage, shard, ahead=ahead)
             if download is None:
                 return None
             download.wait()
@@ -301,10 +355,14 @@ class ObjectCache:
     ) -> ShardDownload | None:
         """Start to download a shard; return None if it is ahead, and others are needed sooner."""
         url = f"{storage.location}/{shard.path}"
-        if shard.nbytes > self._max_bytes:
+        with self._lock:
+            pinned_bytes = 0 if shard.sha256 in self._pinned else self._pinned_bytes
+        if shard.nbytes > self.max_bytes - pinned_bytes:
+            self._count_rejection()
+            pins = f", of which {pinned_bytes} are pinned" if pinned_bytes else ""
             raise CacheFullError(
                 f"{url} has {shard.nbytes} bytes, but the object cache holds at most "
-                f"{self._max_bytes}; enlarge it with --object-cache-bytes"
+                f"{self.max_bytes}{pins}; enlarge it with --object-cache-bytes"
             )
         with ExitStack() as reserved:
             try:
@@ -319,7 +377,7 @@ class ObjectCache:
                 raise self._storing_error(url, error) from None
             reserved.enter_context(self._hold(shard.sha256))
             download = ShardDownload(
-                self.folder / new_temporary_name(), shard.nbytes, lambda n: self.report_waiting(n)
+                self.folder / new_temporary_name(), shard.nbytes, self._change_waiting
             )
             with self._lock:
                 self._downloads[shard.sha256] = download
@@ -331,6 +389,15 @@ class ObjectCache:
             )
             thread.start()
         return download
+
+    def _change_waiting(self, change: int) -> None:
+        with self._lock:
+            self.uses.waiting += change
+        self.report_waiting(change)
+
+    def _count_rejection(self) -> None:
+        with self._lock:
+            self.uses.rejections += 1
 
     def _run_download(
         self, storage: Storage, shard: ShardEntry, download: ShardDownload, reserved: ExitStack
@@ -368,6 +435,7 @@ class ObjectCache:
         message = f"cannot store {url} in {self.folder}: {error.strerror}"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return DatasetError(message)
+        self._count_rejection()
         if time.monotonic() >= self._full_until:
             self._full_until = time.monotonic() + _FULL_SECONDS
             get_logger("published").warning("cache is full", reason=message)
@@ -384,13 +452,14 @@ class ObjectCache:
             others = self._list_files()
             used = sum(self._policy.sizes.values()) + max(others, self._reserved)
             victims = self._policy.make_room(
-                used + shard.nbytes - self._max_bytes,
-                self._users,
+                used + shard.nbytes - self.max_bytes,
+                self._users.keys() | self._pinned.keys(),
                 before=shard.sha256 if ahead else None,
             )
             for key in victims or ():
                 (self.folder / key).unlink(missing_ok=True)
                 self._forget_file(key)
+                self.uses.evictions += 1
             reserved = 0 if victims is None else shard.nbytes
             self._reserved += reserved
         try:
@@ -430,6 +499,13 @@ class ObjectCache:
         self._policy.remove(key)
         self._accessed.pop(key, None)
         self._intact.discard(key)
+
+    def _find_missing_pinned(self, nbytes: int) -> tuple[Storage, ShardEntry] | None:
+        for key, (storage, shard) in self._pinned.items():
+            is_missing = key not in self._policy.sizes and key not in self._users
+            if is_missing and shard.nbytes <= nbytes:
+                return storage, shard
+        return None
 
     def _find_announced(self, key: str) -> tuple[Storage, ShardEntry] | None:
         for announcement in self._announcements.values():

@@ -81,7 +81,9 @@ class ShardReader:
                 if arriving is not None:
                     return arriving
             with ExitStack() as resources:
-                file = resources.enter_context(self._local_file(shards[0]))
+                # `_open_arriving` has noted the use.
+                local = self._local_file(shards[0], is_new_use=False)
+                file = resources.enter_context(local)
                 source = self._inspect(file, shards[0], schema).open(request, encoding)
                 source.call_on_close(resources.pop_all().close)
             return source
@@ -147,12 +149,12 @@ class ShardReader:
                         yield from batches
 
     @contextmanager
-    def _local_file(self, shard: ShardEntry) -> Generator[LocalOrigin]:
+    def _local_file(self, shard: ShardEntry, *, is_new_use: bool = True) -> Generator[LocalOrigin]:
         """Yield a shard's file; one in an object store is downloaded into the cache."""
         if self._storage.folder is not None:
             yield self._find(self._storage.folder, shard)
             return
-        with self._cache.open_shard(self._storage, shard) as path:
+        with self._cache.open_shard(self._storage, shard, is_new_use=is_new_use) as path:
             yield LocalOrigin(path)
 
     def _find(self, folder: Path, shard: ShardEntry) -> LocalOrigin:

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, TypeGuard
 
 import anyio
 
@@ -23,6 +23,7 @@ from ..auth.principal import Permission
 from ..catalog.dataset import ServedDataset
 from ..catalog.delta import DeltaDataset, DeltaVersion
 from ..catalog.published import PublishedDataset
+from ..context import RelayService
 from ..logs import get_logger
 from ..metrics import Histogram, Sample, list_stats, merge_samples
 from ..reload import ReloadReport
@@ -43,7 +44,15 @@ _MAX_ANNOUNCEMENT_BYTES = 1 << 20
 _MAX_READER_CHARACTERS = 128
 _IDENTITY_SECONDS = 60.0
 """The longest time that another server may use what it was told about a token."""
-_CACHES = {"cache_hits": "hits", "cache_misses": "misses"}
+_CACHES = {
+    "cache_hits": "hits",
+    "cache_misses": "misses",
+    "cache_bytes": "bytes",
+    "cache_limit_bytes": "limit_bytes",
+    "cache_evictions": "evictions",
+    "cache_rejections": "rejections",
+    "cache_waiting_readers": "waiting_readers",
+}
 """The metrics by cache, and their names in the response."""
 
 
@@ -64,11 +73,14 @@ def describe_status(call: Call, started: float) -> dict[str, Any]:
         for stream in report.streams
         if _may_read(call, stream.dataset)
     ]
+    relay = server.relay
+    sent_bytes = sum(total["bytes"] for total in totals.values())
     return {
         "version": package_version(),
         "uptime_seconds": round(time.monotonic() - started, 3),
         "draining": server.draining.is_set(),
         "datasets": call.list_datasets(),
+        **({} if relay is None else {"relay": _describe_relay(call, relay, sent_bytes)}),
         "sent": sent,
         "streams": streams,
         **(
@@ -81,6 +93,27 @@ def describe_status(call: Call, started: float) -> dict[str, Any]:
             else {"stats": _sum_stats(sent, len(streams))}
         ),
     }
+
+
+def _describe_relay(call: Call, relay: RelayService, sent_bytes: int) -> dict[str, Any]:
+    """Return the state of the relay, whose daemon has sent so many bytes."""
+    if not call.principal.is_operator:
+        return {"offline": relay.is_offline}
+    fetched = {source: int(n) for (source,), n in relay.metrics.relay_fetched_bytes.items()}
+    return {
+        "offline": relay.is_offline,
+        "pinned_bytes": relay.metrics.relay_pinned_bytes,
+        "upstream_errors": relay.metrics.relay_upstream_errors,
+        "fetched_bytes": fetched,
+        "saved_bytes": max(0, sent_bytes - fetched["upstream"]),
+    }
+
+
+def _find_relay(call: Call) -> RelayService:
+    relay = call.server.relay
+    if relay is None:
+        raise remote_error("UNIMPLEMENTED", "this server is not a relay")
+    return relay
 
 
 def _sum_stats(sent: dict[str, Counter[str]], streams: int) -> dict[str, int]:
@@ -182,6 +215,11 @@ class ActionHandler:
                 "many seconds they hold.",
                 self._identify,
             ),
+            "pin": (
+                "Keep the shards of published datasets in the cache of a relay, or no longer: "
+                '{"datasets": [NAME], "pinned": true}',
+                self._pin,
+            ),
             "CancelFlightInfo": ("Cancel the streams of a FlightInfo.", self._cancel_info),
             "RenewFlightEndpoint": ("Renew the ticket of an endpoint.", self._renew_endpoint),
         }
@@ -212,10 +250,20 @@ class ActionHandler:
 
     async def _describe_relay(self, call: Call, body: bytes) -> bytes:
         del body
-        describe = call.server.describe_relay
-        if describe is None:
-            raise remote_error("UNIMPLEMENTED", "this server is not a relay")
-        return describe()
+        return _find_relay(call).encode_description()
+
+    async def _pin(self, call: Call, body: bytes) -> bytes:
+        relay = _find_relay(call)
+        call.principal.require_operator()
+        fields = _decode_object(body)
+        names, is_pinned = fields.get("datasets"), fields.get("pinned", True)
+        if not _is_list_of_names(names) or not isinstance(is_pinned, bool):
+            raise InvalidRequestError(
+                'the body of the action must be {"datasets": [NAME], "pinned": true or false}'
+            )
+        pins = await run_in_thread(partial(relay.pin, names, is_pinned=is_pinned))
+        self._log.info("pins changed", pins=pins["pins"], principal=call.principal.name)
+        return _encode_json(pins)
 
     async def _identify(self, call: Call, body: bytes) -> bytes:
         del body
@@ -443,6 +491,10 @@ def _is_count(value: object) -> bool:
 
 def _encode_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _is_list_of_names(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:

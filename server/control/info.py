@@ -216,7 +216,7 @@ def _build(
     host = HostResolver(call.server.settings.advertise, call.headers, call.peer)
     locations = [flight.Location(uri=uri) for uri in list_locations(call.server.uris, host)]
     pair = list_stream_pair(call.server.uris, host)
-    writers = dataset.writers
+    writers, relay = dataset.writers, call.server.relay
     app_metadata: dict[str, Any] = {
         "dataset": request.dataset,
         "version": version,
@@ -225,6 +225,7 @@ def _build(
         **({} if published is None else published.app_metadata),
         **({} if published is None else {"shards_held": len(published.manifest.shards)}),
         **describe_tensors(dataset),
+        **({"offline": True} if relay is not None and relay.is_offline else {}),
         # A signed ticket is good for one use.
         **({} if access.signs_tickets else {"plan_seconds": PLAN_SECONDS}),
     }

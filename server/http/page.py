@@ -169,6 +169,8 @@ class Page:
         return self._status.render(
             state=_describe_state(service, problem),
             problem=problem,
+            is_relay=(relay := service.context.relay) is not None,
+            is_offline=relay is not None and relay.is_offline,
             uptime=time.time() - service.started,
             figures=_Figures(service.samples()),
             total=draw_sparkline(rates := history.total(shown), POINTS),

@@ -63,7 +63,9 @@ class Service:
         if len(reports) > 1:  # each process has bounded the names by itself
             bound = (sample.relabel("dataset", self._names.find) for sample in merged)
             merged = merge_samples([bound])
-        return [*merged, *self._list_daemon_samples(reports)]
+        relay = self.context.relay
+        own = () if relay is None else relay.metrics.samples()
+        return [*merged, *self._list_daemon_samples(reports), *own]
 
     def _list_daemon_samples(self, reports: list[ProcessReport]) -> Iterator[Sample]:
         metrics = self.context.daemon_metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from helpers.service_manager import COMMAND, DEPLOY, PATIENCE
+from helpers.service_manager import COMMAND, DEPLOY, PATIENCE, Manager
+from splitarrow.testing import Daemon
 
 yaml: Any = pytest.importorskip("yaml")
 
@@ -58,6 +60,18 @@ VALUES: dict[str, dict[str, Any]] = {
             "monitoring": [],
             "egress": [{"ports": [{"port": 53, "protocol": "UDP"}]}],
         },
+    },
+    "relay": {
+        "relay": {
+            "upstream": "grpc+tls://storage1:8815",
+            "args": ["--prefetch-bytes", "8GiB"],
+            "tokenSecret": {"name": "upstream-token"},
+            "caSecret": {"name": "upstream-ca"},
+        },
+    },
+    "relay without a folder": {
+        "relay": {"upstream": "grpc://storage1,storage2", "cacheHostPath": ""},
+        "sharedMemory": {"enabled": False},
     },
 }
 MONITORED = {"serviceMonitor": {"enabled": True, "serverName": "n", "tokenSecret": {"name": "t"}}}
@@ -130,6 +144,8 @@ def test_helm_lint(helm: Any) -> None:
         ({**MONITORED, "tls": {"clientCa": True}}, "set serviceMonitor.certSecretName"),
         ({**MONITORED, "tls": {"secretName": ""}}, "send its token unencrypted"),
         ({"networkPolicy": {"from": []}}, "additional properties 'from'"),
+        ({"relay": {"upstream": "storage1:8815"}}, "does not match pattern"),
+        ({**VALUES["relay"], "datasets": {"a": "/data/a"}}, "a relay serves no datasets"),
     ],
 )
 def test_wrong_values_are_refused(helm: Any, values: dict[str, Any], problem: str) -> None:
@@ -261,6 +277,50 @@ def test_services_and_budget_select_the_pods(helm: Any) -> None:
     for each in objects:
         if each["kind"] == "Service":
             assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
+
+
+def test_a_relay_owns_the_folders_that_it_writes_to(helm: Any) -> None:
+    objects = render(helm, VALUES["relay"])
+    (prepare,) = pod(objects)["initContainers"]
+    mounts = {each["name"]: each["mountPath"] for each in container(objects)["volumeMounts"]}
+    assert prepare["command"] == ["chown", "8816:8816", mounts["run"], mounts["cache"]]
+    assert [each["name"] for each in prepare["volumeMounts"]] == ["run", "cache"]
+    assert "data" not in mounts
+    without = render(helm, VALUES["relay without a folder"])
+    assert "initContainers" not in pod(without)
+    assert {"name": "cache", "emptyDir": {}} in pod(without)["volumes"]
+
+
+def test_the_relay_serves_with_the_configuration(helm: Any, node: Path, manager: Manager) -> None:
+    """Only paths, addresses and the upstream are replaced by some that exist here."""
+    ready = node / "ready.json"
+    with Daemon({"x": node / "data" / "flights.arrow"}, control="grpc://127.0.0.1:0") as upstream:
+        objects = render(helm, VALUES["relay"])
+        path = node / "splitarrow.toml"
+        text = settings(objects).replace("/etc/splitarrow", str(node / "etc" / "splitarrow"))
+        path.write_text(f'ready_file = "{ready}"\n' + text)
+        places = {
+            "grpc+tls://storage1:8815": str(upstream.control_uri),
+            "/cache": str(node / "cache"),
+            "/etc/splitarrow/config/splitarrow.toml": str(path),
+        }
+        arguments = [replace_places(each, places) for each in container(objects)["args"]]
+        places = {"/run/splitarrow": str(node / "run" / "splitarrow")}
+        environment = {
+            each["name"]: re.sub(r"0\.0\.0\.0:\d+", "127.0.0.1:0", replace_places(value, places))
+            for each in container(objects)["env"]
+            if (value := each.get("value")) is not None and each["name"] != "SPLITARROW_TLS_CA"
+        }
+        manager.start(*arguments, environment=environment)
+        manager.wait_for("READY=1")
+    assert json.loads(ready.read_text())["datasets"].keys() == {"x"}
+    assert (node / "cache" / "relay" / "catalog.json").exists()
+
+
+def replace_places(text: str, places: dict[str, str]) -> str:
+    for place, here in places.items():
+        text = text.replace(place, here)
+    return text
 
 
 @pytest.mark.parametrize("name", ["plain", "everything"])

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.monitoring import DASHBOARD, RULES, dashboard, queries, rules
 from helpers.service_manager import DEPLOY, PATIENCE
-from splitarrow.server.metrics import DaemonMetrics, Metrics, MetricType
+from splitarrow.server.metrics import DaemonMetrics, Metrics, MetricType, RelayMetrics
 
 yaml: Any = pytest.importorskip("yaml")
 
@@ -23,7 +23,11 @@ _SUFFIXES = ("_bucket", "_sum", "_count")
 def exported() -> dict[str, set[str]]:
     """Return the labels of each series that a daemon exports, by its name."""
     series: dict[str, set[str]] = {}
-    for metric in [*Metrics.declarations(), *DaemonMetrics.declarations()]:
+    for metric in [
+        *Metrics.declarations(),
+        *DaemonMetrics.declarations(),
+        *RelayMetrics.declarations(),
+    ]:
         name = metric.exported_name
         if name is None:
             continue

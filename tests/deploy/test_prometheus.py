@@ -35,7 +35,7 @@ def token_file(node: Path) -> Path:
 
 @pytest.fixture
 def daemons(node: Path, token_file: Path) -> Iterator[list[Daemon]]:
-    """A daemon with a control plane, shared memory and TLS, and one with two workers."""
+    """A daemon with a control plane, shared memory and TLS, one with two workers, and a relay."""
     publish(VersionStore(node / "published"), "one", numbers(0), numbers(5))
     pq.write_table(pa.table({"x": range(10_000)}), node / "data" / "numbers.parquet")
     datasets = {
@@ -53,8 +53,23 @@ def daemons(node: Path, token_file: Path) -> Iterator[list[Daemon]]:
             **settings,
         ) as one,
         Daemon(datasets, listen=["tcp://127.0.0.1:0"], workers=2, **settings) as two,
+        start_relay(node, one, settings) as relay,
     ):
-        yield [one, two]
+        yield [one, two, relay]
+
+
+def start_relay(node: Path, upstream: Daemon, settings: dict[str, Any]) -> Daemon:
+    """Return a relay of a daemon. The caller starts it."""
+    token = (node / "root.token").read_text().strip()
+    arguments = ["--cache", str(node / "cache"), "--tls-ca", str(node / "ca.pem")]
+    return Daemon(
+        upstream=upstream.control_uri,
+        listen=["tcp://127.0.0.1:0"],
+        control="grpc+tls://127.0.0.1:0",
+        tls_cert=node / "server.pem",
+        arguments=[*arguments, "--token", token],
+        **settings,
+    )
 
 
 @pytest.fixture
@@ -89,6 +104,14 @@ def load(node: Path, daemon: Daemon) -> None:
         client.act("reload")
 
 
+def load_relay(node: Path, relay: Daemon) -> None:
+    """Read a published dataset through a relay."""
+    tls = splitarrow.TlsOptions(ca_file=node / "ca.pem")
+    token = (node / "root.token").read_text().strip()
+    with splitarrow.connect(relay.control_uri or "", token, tls=tls) as client:
+        assert client.read("published").read_all().num_rows
+
+
 def has_data(prometheus: Prometheus, expression: str) -> bool:
     """Return whether an expression has a value that is a number."""
     values = [float(series["value"][1]) for series in prometheus.query(expression)]
@@ -98,11 +121,12 @@ def has_data(prometheus: Prometheus, expression: str) -> bool:
 def test_the_queries_of_the_dashboard_have_data(
     node: Path, daemons: list[Daemon], prometheus: Prometheus
 ) -> None:
-    wait_until(lambda: len(prometheus.query("splitarrow_ready == 1")) == 2, "two targets")
+    wait_until(lambda: len(prometheus.query("splitarrow_ready == 1")) == 3, "three targets")
     missing = [*queries(), *variables()]
 
     def everything_has_data() -> bool:
         load(node, daemons[0])
+        load_relay(node, daemons[2])
         missing[:] = [each for each in missing if not has_data(prometheus, each)]
         return not missing
 
@@ -114,7 +138,7 @@ def test_the_queries_of_the_dashboard_have_data(
         series["metric"]["transport"]
         for series in prometheus.query("splitarrow_streams_started_total")
     } >= {"tcp", "shm", "flight"}
-    assert [one["value"][1] for one in prometheus.query("sum(splitarrow_workers)")] == ["3"]
+    assert [one["value"][1] for one in prometheus.query("sum(splitarrow_workers)")] == ["4"]
     no_secret_in(prometheus, node)
 
 
@@ -144,7 +168,7 @@ def loaded(prometheus: Prometheus) -> list[dict[str, Any]]:
 def test_alerts_are_quiet_until_a_daemon_fails_to_reload(
     node: Path, daemons: list[Daemon], prometheus: Prometheus, token_file: Path
 ) -> None:
-    wait_until(lambda: len(prometheus.query("splitarrow_ready == 1")) == 2, "two targets")
+    wait_until(lambda: len(prometheus.query("splitarrow_ready == 1")) == 3, "three targets")
     (group,) = prometheus.get("rules")["groups"]
     wait_until(
         lambda: all(

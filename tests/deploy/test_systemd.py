@@ -10,25 +10,39 @@ import subprocess
 import tomllib
 from configparser import RawConfigParser
 from pathlib import Path
+from string import Template
 
 import pytest
 import trustme
 
 from helpers.service_manager import COMMAND, DEPLOY, PATIENCE, Manager
 from splitarrow.server.config import load_settings
+from splitarrow.testing import Daemon
 
 pytestmark = pytest.mark.slow
 
 UNIT = DEPLOY / "systemd" / "splitarrow.service"
 CONFIG = DEPLOY / "systemd" / "splitarrow.toml"
+RELAY_UNIT = DEPLOY / "systemd" / "splitarrow-relay.service"
+RELAY_CONFIG = DEPLOY / "systemd" / "relay.toml"
+RELAY_ENVIRONMENT = DEPLOY / "systemd" / "relay.env"
 TOKEN = "a-token-that-is-long-enough"
 
 
 @pytest.fixture(scope="module")
 def service() -> dict[str, str]:
+    return read_service(UNIT)
+
+
+@pytest.fixture(scope="module")
+def relay() -> dict[str, str]:
+    return read_service(RELAY_UNIT)
+
+
+def read_service(path: Path) -> dict[str, str]:
     unit = RawConfigParser(strict=True, comment_prefixes=("#",))
     unit.optionxform = str  # pyright: ignore[reportAttributeAccessIssue]
-    unit.read(UNIT)
+    unit.read(path)
     assert unit.sections() == ["Unit", "Service", "Install"]
     return dict(unit["Service"])
 
@@ -109,4 +123,48 @@ def test_the_daemon_serves_with_the_configuration(
     manager.wait_for("READY=1")
     process.send_signal(signal.SIGTERM)
     _, log = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, log
+
+
+def test_the_relay_is_confined_as_the_daemon_is(
+    service: dict[str, str], relay: dict[str, str]
+) -> None:
+    own = ("ExecStart", "ExecReload", "EnvironmentFile", "RuntimeDirectory")
+    folders = ("StateDirectory", "StateDirectoryMode", "CacheDirectory", "CacheDirectoryMode")
+    ours, theirs = (
+        {name: value for name, value in each.items() if name not in (*own, *folders)}
+        for each in (relay, service)
+    )
+    assert ours == theirs
+    settings = load_settings(RELAY_CONFIG)
+    assert settings.ready_file is not None
+    assert settings.ready_file.parent == Path("/run", relay["RuntimeDirectory"])
+    assert f"--cache /var/cache/{relay['CacheDirectory']} " in relay["ExecStart"]
+    assert float(relay["TimeoutStopSec"]) > settings.drain_seconds
+
+
+def test_the_relay_serves_with_the_configuration(
+    relay: dict[str, str], manager: Manager, data: Path, tmp_path: Path
+) -> None:
+    """Only paths, addresses and the upstream are replaced by some that exist here."""
+    run, config = tmp_path / "run", tmp_path / "relay.toml"
+    run.mkdir()
+    text = RELAY_CONFIG.read_text().replace("/run/splitarrow-relay", str(run))
+    config.write_text(re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:0", text))
+    lines = [line for line in RELAY_ENVIRONMENT.read_text().splitlines() if line[:1] != "#"]
+    variables = dict(line.split("=", 1) for line in lines)
+    assert relay["EnvironmentFile"] == f"/etc/splitarrow/{RELAY_ENVIRONMENT.name}"
+    with Daemon({"x": data / "flights.arrow"}, control="grpc://127.0.0.1:0") as upstream:
+        variables |= {"UPSTREAM": str(upstream.control_uri), "SPLITARROW_TLS_CA": ""}
+        command = Template(relay["ExecStart"]).substitute(variables)
+        command = command.replace("/var/cache/splitarrow-relay", str(tmp_path / "cache"))
+        command = command.replace("/etc/splitarrow/relay.toml", str(config))
+        process = manager.start(*shlex.split(command)[1:], environment=variables)
+        manager.wait_for("READY=1")
+        assert json.loads((run / "ready.json").read_text())["datasets"].keys() == {"x"}
+        assert relay["ExecReload"] == "/bin/kill -HUP $MAINPID"
+        process.send_signal(signal.SIGHUP)
+        manager.wait_for("READY=1")
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, log

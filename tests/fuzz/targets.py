@@ -137,6 +137,7 @@ ACTIONS = (
     "manifest",
     "relay",
     "identity",
+    "pin",
 )
 """All actions. The corpus has their positions, so a new one is the last."""
 _DO_ACTION = "/arrow.flight.protocol.FlightService/DoAction"

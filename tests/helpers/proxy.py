@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from splitarrow.protocol.uri import DataUri
+
 Inspect = Callable[[int, bytes], bool]
 """Gets the number of a connection, from 0, and bytes of its client. Returns whether to cut it."""
 
@@ -68,6 +70,15 @@ class Proxy:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+
+@contextmanager
+def link_to(uri: str, host: str) -> Generator[Proxy]:
+    """Forward connections to another address of this host, at the port of a URI, to that port."""
+    port = DataUri.parse(uri).port
+    assert port is not None
+    with proxy(port, host, port) as made:
+        yield made
 
 
 @contextmanager

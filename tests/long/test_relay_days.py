@@ -16,14 +16,12 @@ import pytest
 import splitarrow
 from helpers.batteries import Battery, checksum_of, numbered_batches
 from helpers.daemons import StartDaemon
-from helpers.proxy import proxy
 from helpers.publication import publish
 from helpers.readers import ReaderPool, run_together
 from helpers.relays import CONTROL
 from helpers.waiting import wait_until
 from splitarrow import testing as daemon_module
 from splitarrow.errors import SplitArrowError
-from splitarrow.protocol.uri import DataUri
 from splitarrow.publication.shard_files import hash_file
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.testing import Daemon
@@ -56,7 +54,7 @@ class Day:
         ]
         self.links = [stack.enter_context(proxy(uri.port, LINK, uri.port)) for uri in uris]
         self._daemon = daemon
-        across = f"grpc://{LINK}:{uris[0].port}"
+        across = f"grpc://{LINK}:{self.links[0].target}"
         self.relays = [self._start_relay("evicting", across, "--cache-bytes", "8MiB")]
         with pytest.MonkeyPatch.context() as patch:
             command = (*SMALL_DISK, MOUNT, str(folder / "full"), *daemon_module._COMMAND)  # pyright: ignore[reportPrivateUsage]

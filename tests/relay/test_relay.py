@@ -20,12 +20,11 @@ from helpers.control_plane import TOKENS
 from helpers.daemons import StartDaemon
 from helpers.files import write_file
 from helpers.pki import Pki
-from helpers.proxy import proxy
+from helpers.proxy import link_to
 from helpers.publication import publish
 from helpers.relays import CONTROL, sent_bytes, start_relay
 from helpers.waiting import wait_until
 from splitarrow.errors import NotFoundError, SplitArrowError
-from splitarrow.protocol.uri import DataUri
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.testing import Daemon
 
@@ -412,11 +411,11 @@ def test_a_shard_that_passes_through_continues_after_a_cut(
     publish(VersionStore(location), "first", *tables)
     upstream = daemon({"large": location}, control=CONTROL, batch_rows=1024, advertise=LINK)
     with ExitStack() as stack:
-        uris = [DataUri.parse(uri) for uri in (upstream.control_uri, upstream.uri("large"))]
-        links = [stack.enter_context(proxy(uri.port, LINK, uri.port)) for uri in uris]
+        uris = (upstream.control_uri, upstream.uri("large"))
+        links = [stack.enter_context(link_to(uri, LINK)) for uri in uris]
         relay = start_relay(
             tmp_path,
-            f"grpc://{LINK}:{uris[0].port}",
+            f"grpc://{LINK}:{links[0].target}",
             daemon,
             "--cache-bytes",
             "1KiB",

@@ -103,8 +103,10 @@ def test_a_reader_gets_no_more_than_its_grants(relay: Daemon) -> None:
             list(anna.channel.call_stream("DoGet", pb_ticket(ticket)))
         with pytest.raises(DeniedError):
             anna.act("renew", ticket)
-        with pytest.raises(DeniedError, match="may not act on the whole server"):
-            anna.act("reload")
+        for action in ("reload", "pin"):
+            with pytest.raises(DeniedError, match="may not act on the whole server"):
+                anna.act(action, b'{"datasets": ["trips"]}')
+        assert anna.status()["relay"] == {"offline": False}
         assert json.loads(anna.act("relay"))["level"] == 1
     for token in (None, "token-of-nobody-0000"):
         with pytest.raises(DeniedError):

@@ -22,6 +22,7 @@ from splitarrow.server.metrics import (
     Metrics,
     MetricType,
     Registry,
+    RelayMetrics,
     counter,
     gauge,
     histogram,
@@ -142,7 +143,11 @@ def test_the_keys_of_stats_are_a_contract() -> None:
         assert list(server.stats()) == STATS
 
 
-DECLARATIONS = [*Metrics.declarations(), *DaemonMetrics.declarations()]
+DECLARATIONS = [
+    *Metrics.declarations(),
+    *DaemonMetrics.declarations(),
+    *RelayMetrics.declarations(),
+]
 
 
 @pytest.mark.parametrize("metric", DECLARATIONS, ids=lambda metric: metric.name)

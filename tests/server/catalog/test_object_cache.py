@@ -6,17 +6,19 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.publication import numbers, publish
-from splitarrow.errors import InvalidRequestError
+from helpers.waiting import wait_until
+from splitarrow.errors import DatasetError, InvalidRequestError
 from splitarrow.protocol.request import Request
 from splitarrow.publication.manifest import Manifest
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.catalog import object_cache
 from splitarrow.server.catalog.eviction import ReaderId
-from splitarrow.server.catalog.object_cache import ObjectCache
+from splitarrow.server.catalog.object_cache import CacheFullError, ObjectCache
 from splitarrow.server.catalog.published import PublishedDataset
 
 SHARDS = 20
@@ -54,6 +56,12 @@ class Shards:
     ) -> None:
         shards = [self.manifest.shards[ordinal] for ordinal in ordinals]
         cache.announce(reader, self.store.storage, shards, position)
+
+    def pin(self, cache: ObjectCache, *ordinals: int) -> int:
+        return cache.pin((self.store.storage, self.manifest.shards[each]) for each in ordinals)
+
+    def measure(self, *ordinals: int) -> int:
+        return sum(self.manifest.shards[ordinal].nbytes for ordinal in ordinals)
 
     def cached(self) -> set[int]:
         return {self.by_key[path.name] for path in self.folder.iterdir()}
@@ -166,6 +174,74 @@ def test_announcements_are_bounded_and_end(shards: Shards, monkeypatch: pytest.M
     assert cache.fetch_next(1 << 30) == shards.manifest.shards[11].nbytes
     shards.announce(cache, reader=TWO)
     assert cache.fetch_next(1 << 30) is None
+
+
+def test_uses_count_waiting_readers_and_rejections(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, storage, begin = shards.open_cache(3), shards.store.storage, threading.Event()
+    fetch = storage.fetch
+
+    def fetch_late(*arguments: Any) -> None:
+        assert begin.wait(60)
+        fetch(*arguments)
+
+    monkeypatch.setattr(storage, "fetch", fetch_late)
+    reader = threading.Thread(target=lambda: shards.read(cache, 0))
+    reader.start()
+    wait_until(lambda: cache.uses.waiting == 1)
+    begin.set()
+    reader.join()
+    assert cache.uses.waiting == 0
+    again = shards.open_cache(3)
+    assert again.measure() == cache.measure() == shards.manifest.shards[0].nbytes
+    small = shards.open_cache(0)
+    with pytest.raises(CacheFullError):
+        shards.read(small, 1)
+    assert (small.uses.rejections, cache.uses.rejections) == (1, 0)
+
+
+def test_pinned_shards_are_fetched_and_stay(shards: Shards) -> None:
+    cache = shards.open_cache(4)
+    shards.read(cache, 0, 1, 2, 3)
+    cache.progress.clear()
+    assert shards.pin(cache, 4, 1) == shards.measure(1, 4)
+    assert cache.progress.is_set()
+    assert cache.fetch_next(shards.manifest.shards[4].nbytes - 1) is None
+    assert cache.fetch_next(1 << 30) == shards.manifest.shards[4].nbytes
+    assert cache.fetch_next(1 << 30) is None
+    shards.announce(cache, *range(5, 20))
+    shards.read(cache, *range(5, 20))
+    assert {1, 4} < shards.cached()
+    shards.pin(cache, 1)
+    shards.read(cache, *range(5, 20))
+    assert 1 in shards.cached()
+    assert 4 not in shards.cached()
+
+
+def test_pins_leave_room_for_others(shards: Shards) -> None:
+    cache = shards.open_cache(8)
+    assert shards.pin(cache, *range(SHARDS)) > cache.max_bytes
+    while cache.fetch_next(1 << 30) is not None:
+        pass
+    pinned = shards.cached()
+    assert pinned == set(range(len(pinned)))
+    assert shards.measure(*pinned) <= cache.max_pinned_bytes < shards.measure(*pinned, len(pinned))
+    shards.read(cache, 18, 19)
+    assert pinned | {19} == shards.cached()
+    full = shards.open_cache(1)
+    shards.pin(full, 0)
+    with pytest.raises(CacheFullError, match="are pinned"):
+        shards.read(full, 18)
+
+
+def test_a_pinned_shard_that_cannot_be_fetched_lets_the_others_pass(shards: Shards) -> None:
+    cache = shards.open_cache(8)
+    (Path(shards.store.location) / shards.manifest.shards[0].path).unlink()
+    shards.pin(cache, 0, 1)
+    with pytest.raises(DatasetError):
+        cache.fetch_next(1 << 30)
+    assert cache.fetch_next(1 << 30) == shards.manifest.shards[1].nbytes
 
 
 def test_a_folder_needs_no_announcement(shards: Shards) -> None:
