@@ -257,7 +257,7 @@ def test_a_server_with_tokens_answers_health_checks_only_without_one(tokens: Pat
 def test_only_datasets_that_the_token_may_read_are_shown(tokens: Path) -> None:
     with (
         serve(token_file=tokens, control="grpc://127.0.0.1:0") as server,
-        splitarrow.connect(server.control_uri, TOKEN) as client,
+        splitarrow.connect(str(server.control_uri), TOKEN) as client,
         splitarrow.open(server.uri("big")) as stream,
         splitarrow.open(server.uri("private")) as hidden,
     ):
@@ -353,7 +353,7 @@ def test_a_reader_cancels_its_own_streams_only(tokens: Path) -> None:
     with (
         serve(token_file=tokens, control="grpc://127.0.0.1:0") as server,
         splitarrow.open(server.uri("big")) as other,
-        splitarrow.connect(server.control_uri, TOKEN) as client,
+        splitarrow.connect(str(server.control_uri), TOKEN) as client,
         client.read("big", transport="tcp") as own,
     ):
         next(iter(other))
