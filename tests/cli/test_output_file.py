@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from splitarrow.cli.exit_status import Terminated
+from splitarrow.cli.exit_status import Terminated, report_error
 from splitarrow.cli.output_file import OutputFile
 
 
@@ -26,6 +26,14 @@ def test_a_signal_right_after_the_creation_leaves_no_file(
         with pytest.raises(Terminated), OutputFile(tmp_path / "out.arrow"):
             pytest.fail("the context was entered")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_exit_status_states_the_signal(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_error(Terminated(number)) == 128 + number
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_replaced_file_keeps_its_mode(tmp_path: Path) -> None:
