@@ -381,7 +381,7 @@ def test_a_version_needs_room_for_its_schema(writable: Path, mode: Any) -> None:
     ):
         with pytest.raises(errors.ExhaustedError):
             client.publish("d", job="two", ordinals=[], schema=schema, mode=mode)
-        for number in range(8):  # none keeps the room that it has reserved
+        for number in range(3):  # none keeps the room that it has reserved
             client.publish("d", job=f"{number}", ordinals=[], schema=pa.schema([]))
 
 
