@@ -345,9 +345,9 @@ class VersionStore:
         return committed
 
     def discard(self, job: str) -> None:
-        """Remove the staged shards of a job, and all its shards if it committed no version."""
+        """Remove the staged shards of a job, and its other shards unless a version has them."""
         check_name(job, "job")
-        if self.find_job(job) is None:
+        if not self._is_used(format_data_folder(job)):
             self._delete_folder(format_data_folder(job))
         self._delete_folder(format_staging_folder(job))
 
@@ -456,6 +456,15 @@ class VersionStore:
                 if manifest is not None and manifest.job == job:
                     return version, manifest
         return max(versions, default=after), None
+
+    def _is_used(self, folder: str) -> bool:
+        """Return whether a version, of its own job or by appending, has shards in a folder."""
+        manifests = filter(None, map(self._load, self.list_versions()))
+        return any(
+            shard.path.startswith(f"{folder}/")
+            for manifest in manifests
+            for shard in manifest.shards
+        )
 
     def _create_version(self, highest: int, new: Manifest, *, append: bool) -> Manifest | None:
         """Create the version after `highest`; return None if another writer was faster."""

@@ -365,7 +365,7 @@ class PublishedFolder:
         )
 
     def discard(self, job: str) -> None:
-        """Remove all shards of a job that has committed no version."""
+        """Remove the staged shards of a job, and its other shards unless a version has them."""
         self._store.discard(job)
 
     def _find_schema(self, request: PublishRequest, records: dict[int, Manifest]) -> pa.Schema:

@@ -165,14 +165,12 @@ class PublicationStore:
         }
 
     def discard(self, dataset: str, job: str) -> None:
-        """Remove the staged shards of a job, unless it is published. Idempotent."""
+        """Remove the staged shards of a job. Those that are published stay. Idempotent."""
         folder = self._open_folder(dataset)
         with self._lock:
-            if job not in self._jobs.get(dataset, {}):
-                for key in folder.measure_staged(job):
-                    self._quota.release(key)
-                folder.remove_staged(job)
-                folder.discard(job)
+            for key in folder.measure_staged(job):
+                self._quota.release(key)
+            folder.discard(job)
 
     def drop(self, dataset: str) -> bool:
         """Remove a published dataset, and return whether it existed."""

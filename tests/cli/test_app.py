@@ -78,6 +78,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["bench", "--sizes", "huge"], "'huge' is not a size"),
     (["bench", "--sizes", "5"], "the batch size is 5 bytes"),
     (["bench", "--backends", "pigeons"], "no backend 'pigeons'"),
+    (["bench", "--clients", "many"], "'many' is not a number of clients"),
     (["bench", "--plot", "plot.gif"], "plot.gif"),
     (["bench", "--json", "/missing/figures.json"], "the folder does not exist"),
     (["demo", "--rows", "0"], "Invalid value for '--rows'"),

@@ -118,12 +118,16 @@ def test_each_defect_is_a_line_with_its_place(tmp_path: Path, say: Say) -> None:
     data[offset + 4 : offset + 8] = b"\1\0\0\0"
     path = tmp_path / "a.arrow"
     path.write_bytes(data)
-    status, out, err = say("check", path, tmp_path / "missing.arrow")
-    first, defect, second, missing = out.splitlines()
+    (tmp_path / "empty.arrow").touch()
+    (tmp_path / "sound.arrow").write_bytes(FILE)
+    names = ("missing.arrow", "empty.arrow", "sound.arrow")
+    status, out, err = say("check", path, *(tmp_path / name for name in names))
+    first, defect, second, missing, _, empty, _ = out.splitlines()
     assert first.startswith(f"{path}: Arrow IPC file, 1 defect: 3 batches, 1 dictionary batch, 300")
     assert defect.startswith(f"  record batch 1 at byte {offset}: ")
     assert second.startswith(f"{tmp_path / 'missing.arrow'}: file, 1 defect")
     assert "No such file" in missing
+    assert empty == "  file at byte 0: it is empty"
     assert (status, err) == (1, "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import splitarrow
 from helpers.cli import Run, read
 from helpers.files import write_file, write_stream
 from splitarrow.cli.app import run as run_here
+from splitarrow.cli.doctor import _lines, check_limits
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -158,6 +160,9 @@ def test_fetch_less_by_doget(control: str, say: Say, tmp_path: Path, table: pa.T
         (("fetch", "grpc://127.0.0.1:1"), "name a dataset"),
         (("fetch", "grpc://127.0.0.1:1", "a", "--ticket", "a"), "--ticket"),
         (("fetch", "tcp://127.0.0.1:1?want_data=1&ticket=a", "--token", "x"), "--token"),
+        (("fetch", "grpc://127.0.0.1:1", "--sql", "SELECT 1", "--shards", "1"), "with --shards"),
+        (("fetch", "grpc://127.0.0.1:1", "--sql", "SELECT 1", "--version", "1"), "with --version"),
+        (("top", "grpc://127.0.0.1:1", "--interval", 0.09), "at least 0.1 seconds"),
         (("ls", "tcp://127.0.0.1:1"), "is not the URI of a control plane"),
         (("doctor", "tcp://127.0.0.1:1"), "is not the URI of a control plane"),
         (("status", "grpc://127.0.0.1:1", "--connect-timeout", 0), "--connect-timeout"),
@@ -217,6 +222,32 @@ def test_doctor(control: str, say: Say) -> None:
     status, out, _ = say("doctor", "grpc://127.0.0.1:1")
     assert status == 1
     assert "refused" in out
+
+
+def test_doctor_advises_on_few_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found: list[str | None] = []
+    try:
+        for limit in (4095, 4096):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            (row,) = (row for row in check_limits() if row["name"] == "open files")
+            found.append(row["advice"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == ["raise it for many readers: ulimit -n 4096", None]
+
+
+def test_doctor_rates_missing_packages() -> None:
+    missing = {"available": False, "reason": "absent"}
+    report: dict[str, Any] = {
+        "versions": {"pyarrow": None, "torch": None, "anyio": "4.0"},
+        "java": missing,
+        "vortex": missing,
+        "transports": [],
+        "limits": [],
+    }
+    ratings = [line.rating for line in _lines(report) if line is not None]
+    assert ratings == ["bad", "note", "good", "note", "note"]
 
 
 def test_in_a_process_of_its_own(control: str, run_process: Run) -> None:

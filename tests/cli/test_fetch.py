@@ -126,6 +126,7 @@ def test_batches_and_compression(run: Run, served: Served, table: pa.Table, tmp_
     found = read(tmp_path / "out.arrow")
     assert found.equals(table)
     assert max(batch.num_rows for batch in found.to_batches()) <= 999
+    assert (tmp_path / "out.arrow").stat().st_size > table.nbytes  # the file is not compressed
 
 
 def test_a_pair_of_addresses_and_a_ticket(

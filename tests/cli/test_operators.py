@@ -23,7 +23,7 @@ from helpers.cli import COMMAND, PATIENCE, Run, read_terminal
 from helpers.pki import Pki
 from helpers.signals import default_dispositions
 from splitarrow.cli.app import COMMANDS, load_command
-from splitarrow.cli.status import Rates, StatusSample, compute_rates, render_server
+from splitarrow.cli.status import Rates, StatusSample, _pairs, compute_rates, render_server
 from splitarrow.errors import SplitArrowError
 
 
@@ -94,6 +94,13 @@ def test_the_rates_of_a_dataset_include_streams_that_have_ended(
         == 2
     )
     assert compute_rates(before, StatusSample(2, after)).datasets["small"].rows_per_second == 1
+
+
+def test_a_server_that_responds_again_has_no_rates_yet() -> None:
+    report = {"stats": {"bytes_sent": 1 << 40}, "sent": {"big": {"bytes": 1 << 40}}}
+    before = {"grpc://a": StatusSample(0, {"error": "no response"})}
+    ((_, _, rates),) = _pairs(before, {"grpc://a": StatusSample(1, report)})
+    assert rates == Rates()
 
 
 def test_the_hits_of_caches_are_shown() -> None:

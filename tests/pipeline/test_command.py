@@ -69,6 +69,13 @@ def test_an_error_is_one_line_with_a_status(publish, source, tmp_path):
     assert (status, err.count("\n")) == (2, 1)
 
 
+def test_a_dataset_is_not_replaced_without_a_mode(publish, source, tmp_path):
+    folder = str(tmp_path / "sets")
+    assert publish(source, "trips", "--to", folder, "--quiet")[0] == 0
+    status, _, err = publish(source, "trips", "--to", folder)
+    assert (status, "sets/trips exists, in version 1" in err) == (1, True), err
+
+
 def test_the_output_of_spark_goes_to_the_log_alone(source, tmp_path):
     log = tmp_path / "log"
     arguments = [source, "trips", "--to", str(tmp_path), "--spark-log", str(log), "--json"]

@@ -187,6 +187,15 @@ def test_the_files_of_a_job_that_died_can_be_discarded(location: str, monkeypatc
     assert store.list_versions() == [1]
 
 
+def test_shards_of_a_pruned_version_that_a_later_one_has_are_not_discarded(location: str) -> None:
+    store = VersionStore(location)
+    publish(store, "a", numbers(0))
+    publish(store, "b", numbers(10), append=True)
+    assert store.prune(1) == [1]
+    store.discard("a")
+    assert read_version(store, store.load()) == numbers(0, 20)
+
+
 def test_an_existing_file_is_staged_unchanged(location: str, tmp_path: Path) -> None:
     store = VersionStore(location)
     path = tmp_path / "upload"

@@ -19,13 +19,15 @@ import pyarrow as pa
 import pytest
 
 import splitarrow
+from helpers.files import write_file
 from helpers.http_requests import basic, request, request_json, request_over
 from helpers.waiting import wait_until
-from splitarrow.errors import ConfigError, MissingExtraError, RemoteError
+from splitarrow.errors import ConfigError, DeniedError, MissingExtraError, RemoteError
 from splitarrow.server import report
 from splitarrow.server.config import load_settings
 from splitarrow.server.daemon import open_http_listener
 from splitarrow.server.http import listener as connections
+from splitarrow.server.report import ProcessReport
 
 BIG = pa.table({"n": pa.array(np.arange(4_000_000))})
 TOKEN = "canary-of-a-token-0123456789"
@@ -45,7 +47,7 @@ def tokens(tmp_path: Path) -> Path:
 
 def serve(**settings: Any) -> splitarrow.Server:
     settings = {"http": "http://127.0.0.1:0", "batch_rows": 50_000, **settings}
-    return splitarrow.serve({"big": BIG, "private": BIG.slice(0, 10)}, **settings)
+    return splitarrow.serve({"big": BIG, "private": BIG}, **settings)
 
 
 def uri_of(server: splitarrow.Server) -> str:
@@ -89,6 +91,20 @@ def test_a_daemon_whose_event_loop_hangs_is_not_healthy(
     assert request(uri_of(server), "/healthz").status == 200
 
 
+def test_a_response_that_takes_too_long_ends_the_connection(
+    server: splitarrow.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "RESPONSE_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "_CHECK_SECONDS", 0.05)
+    released = threading.Event()
+    server._daemon.loop.call_soon_threadsafe(released.wait, 30)
+    try:
+        with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
+            request(uri_of(server), "/healthz")
+    finally:
+        released.set()
+
+
 def test_datasets_and_streams_are_listed_as_json(server: splitarrow.Server, stream: Any) -> None:
     datasets = request_json(uri_of(server), "/v1/datasets")["datasets"]
     assert datasets[0] == {
@@ -104,6 +120,14 @@ def test_datasets_and_streams_are_listed_as_json(server: splitarrow.Server, stre
     assert (running["dataset"], running["transport"], running["process"]) == ("big", "tcp", "main")
     assert running["rows"] >= 50_000
     assert running["bytes"] >= 400_000
+
+
+def test_the_page_shows_the_oldest_stream_first(server: splitarrow.Server, stream: Any) -> None:
+    with splitarrow.open(server.uri("big")) as second:
+        next(iter(second))
+        text = request(uri_of(server), "/").text
+        older, newer = sorted(each.number for each in server._daemon.streams)
+    assert 0 < text.index(f"<small>stream {older}<") < text.index(f"<small>stream {newer}<")
 
 
 def test_a_daemon_is_loading_until_it_is_attached() -> None:
@@ -125,9 +149,29 @@ def test_a_daemon_that_drains_is_healthy_but_not_ready(
     wait_until(lambda: request(uri_of(server), "/readyz").status == 503)
     assert request(uri_of(server), "/readyz").text == "the daemon is draining\n"
     assert request(uri_of(server), "/healthz").status == 200
-    assert "draining" in request(uri_of(server), "/").text
+    page = request(uri_of(server), "/").text
+    assert "<title>splitarrow · draining</title>" in page
+    assert "Not ready: the daemon is draining." in page
     stream.read_all()
     closing.join()
+
+
+def test_only_processes_that_serve_count(server: splitarrow.Server) -> None:
+    service = server._http.application.service if server._http is not None else None
+    assert service is not None
+    supervisor = ProcessReport("main", [], False, True)
+    assert service.find_problem([supervisor]) == "no process responds"
+    samples = service._list_daemon_samples([supervisor, ProcessReport("worker-1", [], True, True)])
+    assert {sample.metric.name: sample.value for sample in samples}["workers"] == 1
+
+
+def test_a_dataset_that_was_damaged_is_listed(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "data" / "0.arrow", pa.table({"n": [1]}))
+    with splitarrow.serve({"data": path.parent}, http="http://127.0.0.1:0") as server:
+        path.write_bytes(b"ARROW1 not really")
+        (found,) = request_json(uri_of(server), "/v1/datasets")["datasets"]
+        assert (found["name"], found["rows"], found["columns"]) == ("data", None, None)
+        assert "<i>unknown</i>" in request(uri_of(server), "/").text
 
 
 def test_a_daemon_without_room_for_a_connection_is_not_ready() -> None:
@@ -211,9 +255,18 @@ def test_a_server_with_tokens_answers_health_checks_only_without_one(tokens: Pat
 
 
 def test_only_datasets_that_the_token_may_read_are_shown(tokens: Path) -> None:
-    with serve(token_file=tokens) as server, splitarrow.open(server.uri("big")) as stream:
+    with (
+        serve(token_file=tokens, control="grpc://127.0.0.1:0") as server,
+        splitarrow.connect(str(server.control_uri), TOKEN) as client,
+        splitarrow.open(server.uri("big")) as stream,
+        splitarrow.open(server.uri("private")) as hidden,
+    ):
         next(iter(stream))
+        next(iter(hidden))
         uri = uri_of(server)
+        request(uri, "/metrics", token="wrong-token-0123456789")
+        with pytest.raises(DeniedError):
+            client.info("private")
         names = [each["name"] for each in request_json(uri, "/v1/datasets", TOKEN)["datasets"]]
         assert names == ["big"]
         assert "private" not in request(uri, "/", token=TOKEN).text
@@ -222,9 +275,15 @@ def test_only_datasets_that_the_token_may_read_are_shown(tokens: Path) -> None:
             assert part not in request(uri, "/", token=TOKEN).text
             assert part in request(uri, "/", token=OPERATOR).text
         (own,) = request_json(uri, "/v1/streams", TOKEN)["streams"]
-        (every,) = request_json(uri, "/v1/streams", OPERATOR)["streams"]
+        every, _ = request_json(uri, "/v1/streams", OPERATOR)["streams"]
         assert "peer" not in own
         assert every["peer"].startswith("127.0.0.1:")
+        assert every["peer"] not in request(uri, "/", token=TOKEN).text
+        page = request(uri, "/", token=OPERATOR).text
+        assert every["peer"] in page
+        _, refusals = page.split("<h2>Recent refusals</h2>")
+        assert 0 < refusals.index("<small>private</small>") < refusals.index("unauthenticated")
+        assert "unauthenticated" not in request(uri, "/", token=TOKEN).text
         assert "/cancel" not in request(uri, "/", token=TOKEN).text
         assert "/cancel" in request(uri, "/", token=OPERATOR).text
 
@@ -233,10 +292,13 @@ def cancel_form(server: splitarrow.Server, **headers: str) -> tuple[str, str]:
     """Return the path of the form that cancels the only stream, and the token in it."""
     (stream,) = server._daemon.streams
     path = f"/streams/main/{stream.number}/cancel"
-    page = request(uri_of(server), path, **headers).text
+    return path, find_form_token(request(uri_of(server), path, **headers).text)
+
+
+def find_form_token(page: str) -> str:
     found = re.search(r'name="token" value="([0-9a-f]{64})"', page)
     assert found is not None
-    return path, found.group(1)
+    return found.group(1)
 
 
 def test_a_stream_is_cancelled_by_the_form_of_the_page(
@@ -287,9 +349,65 @@ def test_the_token_of_a_form_is_good_for_one_principal_only(tokens: Path) -> Non
         assert stream.read_all().num_rows > 0
 
 
-def test_a_large_form_is_refused(server: splitarrow.Server) -> None:
+def test_a_reader_cancels_its_own_streams_only(tokens: Path) -> None:
+    with (
+        serve(token_file=tokens, control="grpc://127.0.0.1:0") as server,
+        splitarrow.open(server.uri("big")) as other,
+        splitarrow.connect(str(server.control_uri), TOKEN) as client,
+        client.read("big", transport="tcp") as own,
+    ):
+        next(iter(other))
+        next(iter(own))
+        uri = uri_of(server)
+        streams = request_json(uri, "/v1/streams", OPERATOR)["streams"]
+        numbers = {each["principal"]: each["stream"] for each in streams}
+        path = f"/streams/main/{numbers.pop('reader')}/cancel"
+        body = f"token={find_form_token(request(uri, path, token=TOKEN).text)}"
+        ((_, number),) = numbers.items()
+        answer = request(
+            uri, f"/streams/main/{number}/cancel", method="POST", token=TOKEN, body=body
+        )
+        assert answer.headers["location"] == "/?notice=ended"
+        assert other.read_all().num_rows > 0
+        answer = request(uri, path, method="POST", token=TOKEN, body=body)
+        assert answer.headers["location"] == "/?notice=cancelled"
+
+
+@pytest.mark.parametrize(("nbytes", "status"), [(4096, 403), (4097, 413)])
+def test_a_large_form_is_refused(server: splitarrow.Server, nbytes: int, status: int) -> None:
     path = "/streams/main/1/cancel"
-    assert request(uri_of(server), path, method="POST", body="x" * 5000).status == 413
+    assert request(uri_of(server), path, method="POST", body="x" * nbytes).status == status
+
+
+def test_a_header_has_room_for_a_long_token(server: splitarrow.Server) -> None:
+    address = urlsplit(uri_of(server))
+    with socket.create_connection((address.hostname, address.port), 30) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 20_000)
+        assert request(uri_of(server), "/healthz").status == 200  # the server has read the above
+        client.sendall(b"\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+    too_long = b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 200_000
+    assert exchange(uri_of(server), too_long).startswith(b"HTTP/1.1 400")
+
+
+def test_a_warning_states_that_tokens_cross_the_network(
+    tokens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for host, count in (("127.0.0.1", 0), ("0.0.0.0", 1)):
+        with serve(token_file=tokens, http=f"http://{host}:0"):
+            messages = [record.msg for record in caplog.records]
+            assert messages.count("tokens cross the network unencrypted") == count
+
+
+def test_an_internal_error_is_logged_and_not_shown(
+    server: splitarrow.Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert server._http is not None
+    monkeypatch.delattr(server._http.application.service, "reporter")
+    answer = request(uri_of(server), "/v1/streams")
+    assert answer[::2] == (500, "internal error; see the server's log\n")
+    (record,) = (record for record in caplog.records if record.msg == "request failed")
+    assert record.exc_info is not None
 
 
 def test_every_answer_forbids_scripts_frames_and_other_sites(server: splitarrow.Server) -> None:
@@ -300,7 +418,10 @@ def test_every_answer_forbids_scripts_frames_and_other_sites(server: splitarrow.
         assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
         assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
         assert "server" not in headers
+    for path, content_type in (("/style.css", "text/css"), ("/icon.svg", "image/svg+xml")):
+        assert request(uri_of(server), path).headers["content-type"].startswith(content_type)
 
 
 def test_a_request_that_does_not_arrive_is_not_awaited(

@@ -102,6 +102,22 @@ def test_empty_states_are_said_in_words(server: splitarrow.Server) -> None:
         assert sentence in text
 
 
+def test_the_page_counts_the_datasets_that_it_does_not_show() -> None:
+    datasets = {f"data{number}": TABLE for number in range(202)}
+    with splitarrow.serve(datasets, http="http://127.0.0.1:0") as server:
+        text = render(server)
+    assert "2 more datasets are in" in text
+    assert text.count('<td class="name">') == 200
+
+
+def test_the_share_of_a_cache_is_that_of_its_hits() -> None:
+    metrics = Metrics()
+    metrics.cache_hits["objects",] += 3
+    metrics.cache_misses["objects",] += 1
+    figures = page._Figures(list(metrics.samples()))
+    assert (figures.ratio("objects"), figures.ratio("shared_memory")) == (0.75, None)
+
+
 def test_settings_are_shown_without_paths(server: splitarrow.Server, folder: Path) -> None:
     text = render(server)
     assert folder.name not in text

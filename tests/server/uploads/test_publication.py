@@ -190,8 +190,9 @@ def test_names_of_other_datasets_and_paths_are_refused(client: Client, writable:
     for job in ("../x", "", "a b", ".x", "a/b", "x" * 129):
         with pytest.raises((errors.InvalidRequestError, errors.UsageError)):
             client.put_shard("e", part(0), job=job, ordinal=0)
-    with pytest.raises(errors.InvalidRequestError, match="ordinal"):
-        client.put_shard("e", part(0), job="one", ordinal=1 << 40)
+    for ordinal in (1 << 20, 1 << 40):
+        with pytest.raises(errors.InvalidRequestError, match="ordinal"):
+            client.put_shard("e", part(0), job="one", ordinal=ordinal)
     assert sorted(path.name for path in writable.iterdir()) == ["d.published", "plain.arrow"]
 
 
@@ -210,6 +211,8 @@ def test_names_of_other_datasets_and_paths_are_refused(client: Client, writable:
         b'{"dataset": "d", "job": "j", "ordinals": [], "shards_total": 1, "properties": [1]}',
         b'{"dataset": 7, "job": "j", "ordinals": [], "shards_total": 1}',
         b'{"dataset": "d", "job": "j", "ordinals": [], "shards_total": 1e400}',
+        b'{"dataset": "d", "job": "j", "ordinals": [], "shards_total": 0, "snapshot": "%s"}'
+        % (b"x" * 1025),
     ],
 )
 def test_malformed_publish_requests_are_refused(client: Client, body: bytes) -> None:
@@ -249,9 +252,15 @@ def test_a_stock_client_can_publish(server: Running, client: Client) -> None:
         request = {"dataset": "d", "job": "one", "ordinals": [0], "shards_total": 1}
         action = flight.Action("publish", json.dumps({**request, "mode": "overwrite"}).encode())
         (result,) = stock.do_action(action)
-    assert (response["rows"], response["ordinal"]) == (100, 0)
-    assert json.loads(result.body.to_pybytes())["version"] == 1
-    assert read(client) == list(range(100))
+        assert (response["rows"], response["ordinal"]) == (100, 0)
+        assert json.loads(result.body.to_pybytes())["version"] == 1
+        client.put_shard("d", part(1), job="two", ordinal=0)
+        list(
+            stock.do_action(
+                flight.Action("publish", json.dumps({**request, "job": "two"}).encode())
+            )
+        )
+    assert read(client) == list(range(100, 200))  # a version without a mode replaces
 
 
 def test_discard_removes_staged_shards_and_drop_removes_everything(
@@ -344,6 +353,46 @@ def test_manifests_and_records_count_towards_the_quota(writable: Path, add: Any)
             assert 100_000 < sum(path.stat().st_size for path in files) <= limit
 
 
+def test_a_repeated_upload_over_the_quota_keeps_the_staged_shard(writable: Path) -> None:
+    with running({}, writable=writable) as served, connect(served.uri) as client:
+        stage_wide(client, 0)
+    used = sum(path.stat().st_size for path in writable.rglob("*") if path.is_file())
+    with (
+        running({}, writable=writable, writable_bytes=2 * used - 1) as served,
+        connect(served.uri) as client,
+    ):
+        with pytest.raises(errors.ExhaustedError, match="the publication has at least"):
+            stage_wide(client, 0)  # room for the file, but not for its record
+        client.publish("d", job="one", ordinals=[0])
+        with client.read("d") as stream:
+            assert stream.read_all().num_rows == 1
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_a_version_needs_room_for_its_schema(writable: Path, mode: Any) -> None:
+    wide = pa.schema([(f"column {n}", pa.int64()) for n in range(200)])
+    with running({}, writable=writable) as served, connect(served.uri) as client:
+        client.publish("d", job="one", ordinals=[], schema=wide)
+    used = sum(path.stat().st_size for path in writable.rglob("*") if path.is_file())
+    schema = None if mode == "append" else wide  # a version that appends keeps the schema
+    with (
+        running({}, writable=writable, writable_bytes=used + 12_000) as served,
+        connect(served.uri) as client,
+    ):
+        with pytest.raises(errors.ExhaustedError):
+            client.publish("d", job="two", ordinals=[], schema=schema, mode=mode)
+        for number in range(3):  # none keeps the room that it has reserved
+            client.publish("d", job=f"{number}", ordinals=[], schema=pa.schema([]))
+
+
+def test_the_limit_of_an_upload_does_not_hold_for_a_manifest(writable: Path) -> None:
+    with (
+        running({}, writable=writable, upload_bytes=20_000) as served,
+        connect(served.uri) as client,
+    ):
+        publish_nothing(client, 0)
+
+
 def test_pruned_versions_do_not_count_towards_the_quota(writable: Path) -> None:
     big = pa.table({"n": range(10_000)})
     with (
@@ -370,6 +419,34 @@ def test_a_restarted_server_continues_with_staged_shards(writable: Path) -> None
         assert client.publish("d", job="two", ordinals=[0], mode="append").version == 2
         assert read(client) == list(range(300))
         assert sorted(path.name for path in writable.iterdir()) == ["d.published"]
+
+
+def test_what_a_killed_server_leaves_of_a_published_job_is_removed(writable: Path) -> None:
+    staging = writable / "d.published" / "_splitarrow" / "staging" / "one"
+    with running({}, writable=writable) as served, connect(served.uri) as client:
+        client.put_shard("d", part(0), job="one", ordinal=0)
+        files = {path.name: path.read_bytes() for path in staging.iterdir()}
+        client.publish("d", job="one", ordinals=[0])
+    for remove in ("publish", "discard"):
+        staging.mkdir()
+        for name, data in files.items():
+            (staging / name).write_bytes(data)
+        with running({}, writable=writable) as served, connect(served.uri) as client:
+            if remove == "publish":
+                client.publish("d", job="one", ordinals=[0])
+            else:
+                client.discard("d", "one")
+            assert not staging.exists()
+            assert read(client) == list(range(100))
+
+
+def test_links_to_folders_are_ignored(writable: Path, tmp_path: Path) -> None:
+    store = VersionStore(tmp_path / "other")
+    shard = store.write_shard("job", "0.arrow", part(0).schema, part(0).to_batches())
+    store.commit("job", part(0).schema, [shard], append=False)
+    (writable / "link.published").symlink_to(tmp_path / "other")
+    with running({}, writable=writable) as served, connect(served.uri) as client:
+        assert client.datasets() == []
 
 
 def test_publishing_needs_a_grant(tmp_path: Path, writable: Path) -> None:

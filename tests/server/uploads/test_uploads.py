@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,12 @@ from pyarrow import flight
 
 from helpers.control_plane import PATH, VARIED, Running, put, running
 from helpers.waiting import wait_until
-from splitarrow.errors import ConfigError, ExhaustedError
+from splitarrow.errors import ConfigError, ExhaustedError, LimitError, RemoteError
 from splitarrow.formats.flight_data import parse_flight_data
 from splitarrow.proto import Flight_pb2 as pb
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
 from splitarrow.server.catalog.catalog import Catalog
+from splitarrow.server.uploads.quota import Quota
 from splitarrow.server.uploads.store import UploadStore
 
 
@@ -56,6 +60,7 @@ def test_an_uploaded_dataset_can_be_read(server: Running, writable: Path, table:
         "bytes": (writable / "scores.arrow").stat().st_size,
     }
     assert files(writable) == ["scores.arrow"]
+    assert (writable / "scores.arrow").stat().st_mode & 0o007 == 0  # other users cannot read it
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
@@ -178,7 +183,7 @@ def test_configured_datasets_cannot_be_replaced_or_dropped(
         "nul\0byte",
         "line\nbreak",
         "",
-        "x" * 300,
+        "x" * 250,
         "ü" * 100,
     ],
 )
@@ -208,6 +213,23 @@ def test_symbolic_links_in_the_directory_are_ignored_and_replaced(
     assert not (writable / "link.arrow").is_symlink()
     with pa.OSFile(str(arrow_file), "rb") as file:
         assert pa.ipc.open_file(file).read_all() == table
+
+
+def test_the_longest_name_is_stored(server: Running, writable: Path, table: pa.Table) -> None:
+    with server.client() as client:
+        put(client, "x" * 249, table)
+    assert files(writable) == [f"{'x' * 249}.arrow"]
+
+
+def test_files_that_no_upload_makes_and_broken_ones_are_not_served(
+    writable: Path, arrow_file: Path
+) -> None:
+    data = arrow_file.read_bytes()
+    for name in ("not encoded.arrow", "no-suffix", "last.arrow"):
+        (writable / name).write_bytes(data)
+    (writable / "broken.arrow").write_bytes(b"ARROW1 not really")
+    with running({}, writable=writable) as server:
+        assert list(server.daemon.catalog.names()) == ["last"]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +290,25 @@ def test_the_quota_counts_all_uploads(writable: Path) -> None:
         pytest.raises(pa.ArrowException, match="the upload has at least"),
     ):
         put(client, "one", BIG)
+    with (
+        running({}, writable=writable, writable_bytes=1 << 20) as server,
+        server.client() as client,
+        pytest.raises(pa.ArrowException, match="; 0 of 1048576 bytes are available"),
+    ):
+        put(client, "one", BIG)
     assert files(writable) == ["two.arrow"]
+
+
+def test_a_batch_over_the_quota_is_not_written(writable: Path) -> None:
+    with (
+        closing(UploadStore(writable, Catalog({}), Quota(1 << 20))) as store,
+        store.begin_upload("x", DEFAULT_LIMITS) as upload,
+    ):
+        schema, *batches = map(parse_flight_data, flight_messages("x", BIG))
+        upload.write(schema)
+        with pytest.raises(ExhaustedError):
+            upload.write(batches[0])
+        assert upload.path.stat().st_size < 1 << 20
 
 
 def test_uploads_over_the_limit_are_refused(writable: Path, table: pa.Table) -> None:
@@ -440,6 +480,11 @@ def test_an_upload_must_have_the_declared_rows(
         writer.write_metadata(b'{"rows": 4000}')
         with pytest.raises(pa.ArrowInvalid, match="declares 4000 rows, but 3000 have arrived"):
             writer.close()
+        writer, _ = client.do_put(PATH("none"), table.schema)
+        writer.write_table(table)
+        writer.write_metadata(b'{"rows": 0}')
+        with pytest.raises(pa.ArrowInvalid, match="declares 0 rows, but 3000 have arrived"):
+            writer.close()
         assert files(writable) == []
         writer, _ = client.do_put(PATH("whole"), table.schema)
         writer.write_table(table)
@@ -525,6 +570,51 @@ def test_a_full_disk_is_reported_and_leaves_no_file(writable: Path) -> None:
         upload.write(batches[0])
     upload.close()
     store.close()
+    assert files(writable) == []
+
+
+def test_the_largest_size_of_a_file_is_reported_as_a_full_disk(writable: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with (
+        closing(UploadStore(writable, Catalog({}))) as store,
+        store.begin_upload("x", DEFAULT_LIMITS) as upload,
+    ):
+        schema, *batches = map(parse_flight_data, flight_messages("x", BIG))
+        upload.write(schema)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+        try:
+            with pytest.raises(ExhaustedError, match="disk is full"):
+                upload.write(batches[0])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files(writable) == []
+
+
+def test_a_batch_and_its_dictionaries_are_decoded_within_one_limit(writable: Path) -> None:
+    columns = {name: pa.array(["x" * 1000]).dictionary_encode() for name in "abc"}
+    limits = replace(DEFAULT_LIMITS, decoded_bytes=2000)
+    schema, first, second, *_ = map(parse_flight_data, flight_messages("x", pa.table(columns)))
+    with (
+        closing(UploadStore(writable, Catalog({}))) as store,
+        store.begin_upload("x", limits) as upload,
+    ):
+        upload.write(schema)
+        upload.write(first)
+        with pytest.raises(LimitError, match="bytes with its dictionaries; the limit is 2000"):
+            upload.write(second)
+
+
+def test_a_dataset_that_was_added_during_an_upload_is_kept(writable: Path, table: pa.Table) -> None:
+    catalog = Catalog({})
+    with closing(UploadStore(writable, catalog)) as store:
+        with store.begin_upload("x", DEFAULT_LIMITS) as upload:
+            for data in flight_messages("x", table):
+                upload.write(parse_flight_data(data))
+            catalog.add("x", table.slice(0, 10))
+            with pytest.raises(RemoteError, match="cannot upload 'x'"):
+                upload.finish()
+        assert catalog.lookup("x").rows == 10
+    catalog.close()
     assert files(writable) == []
 
 
