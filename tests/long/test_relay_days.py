@@ -49,10 +49,8 @@ class Day:
         self.upstream = daemon(
             {"data": folder / "data"}, control=CONTROL, keep_versions=3, advertise=LINK
         )
-        uris = [
-            DataUri.parse(uri) for uri in (self.upstream.control_uri, self.upstream.uri("data"))
-        ]
-        self.links = [stack.enter_context(proxy(uri.port, LINK, uri.port)) for uri in uris]
+        uris = (self.upstream.control_uri, self.upstream.uri("data"))
+        self.links = [stack.enter_context(link_to(uri, LINK)) for uri in uris]
         self._daemon = daemon
         across = f"grpc://{LINK}:{self.links[0].target}"
         self.relays = [self._start_relay("evicting", across, "--cache-bytes", "8MiB")]
