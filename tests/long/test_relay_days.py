@@ -16,6 +16,7 @@ import pytest
 import splitarrow
 from helpers.batteries import Battery, checksum_of, numbered_batches
 from helpers.daemons import StartDaemon
+from helpers.proxy import link_to
 from helpers.publication import publish
 from helpers.readers import ReaderPool, run_together
 from helpers.relays import CONTROL
