@@ -11,7 +11,7 @@ import pyarrow as pa
 from ..client.dataset.client import Client, read_request
 from ..client.rpc.info import DatasetInfo, count_rows, list_lengths
 from ..errors import InvalidRequestError, NotFoundError, RemoteError, SplitArrowError, remote_error
-from ..protocol.request import Request
+from ..protocol.request import FILE, Request
 from ..publication.manifest import Manifest, ShardEntry
 from ..publication.version_store import VersionStore
 from ..server.catalog.dataset import (
@@ -25,7 +25,7 @@ from ..server.catalog.dataset import (
 from ..server.catalog.messages.reencoding import Batches, encode_groups
 from ..server.catalog.object_cache import CacheFullError, ObjectCache
 from ..server.catalog.published import PublishedDataset, PublishedVersion
-from ..server.catalog.published_shards import ShardReader
+from ..server.catalog.published_shards import OpenGroups, ShardReader
 from ..server.catalog.selection import Selection
 from ..server.metrics import RelayMetrics
 from .upstream import UpstreamStorage
@@ -77,9 +77,12 @@ class PassedDataset(ServedDataset):
         shards = [Shard(endpoint.rows, endpoint.nbytes) for endpoint in self._info.endpoints]
         return shards or [Shard(self.rows, self.nbytes)]
 
-    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Read what a request selects from the upstream; see `ServedDataset.open`."""
-        part = replace(self._upstream_request(request), compression=None, format=None, current=None)
+    def open(
+        self, request: Request, encoding: Encoding, *, format: str | None = None
+    ) -> GeneratorSource:
+        """Read what a request selects from the upstream, in a format; see `ServedDataset.open`."""
+        part = self._upstream_request(request)
+        part = replace(part, compression=None, format=format, current=None)
         try:
             stream = read_request(self._client, part)
         except SplitArrowError as error:
@@ -151,6 +154,14 @@ class _RelayedVersion(PublishedVersion):
         except CacheFullError:
             passed, part = self._pass(request)
             return passed.open(part, encoding)
+
+    def open_file(self, request: Request, groups: OpenGroups) -> GeneratorSource:
+        """Open the file of a shard; see `PublishedVersion.open_file`."""
+        try:
+            return super().open_file(request, groups)
+        except CacheFullError:
+            passed, part = self._pass(request)
+            return passed.open(part, Encoding(), format=FILE)
 
     def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
         """Yield a measure of each stored batch; see `PublishedVersion.measure_batches`.

@@ -389,7 +389,7 @@ def test_wrong_arguments_are_explained(tmp_path: Path, arguments: list[str], mes
 
 @pytest.mark.slow
 def test_shards_that_do_not_fit_pass_through(
-    tmp_path: Path, upstream: Daemon, daemon: StartDaemon
+    tmp_path: Path, published: str, upstream: Daemon, daemon: StartDaemon
 ) -> None:
     relay = start_relay(tmp_path, upstream, daemon, "--cache-bytes", "1KiB")
     with splitarrow.connect(str(relay.control_uri)) as client:
@@ -398,7 +398,14 @@ def test_shards_that_do_not_fit_pass_through(
         found = client.read("trips", shards=[1], filter="n < 1003", columns=["text"]).read_all()
         assert found["text"].to_pylist() == ["row 1000", "row 1001", "row 1002"]
         assert client.count_rows("trips", filter="n < 1003") == {0: [1000], 1: [3], 2: [0]}
+        part = client.read("trips", format="file", shards=[1], rows=(7, 1000)).read_all()
+        (path,) = (Path(published) / "data").rglob("00001-*.arrow")
+        assert bytes(part["bytes"].to_numpy()) == path.read_bytes()[7:1000]
     assert not any((tmp_path / "cache" / "objects").glob("*"))
+    below = start_relay(tmp_path / "below", relay, daemon)
+    with splitarrow.connect(str(below.control_uri)) as client:
+        assert client.read("trips").read_all() == TABLE
+    wait_for_shards(tmp_path / "below", 3)
 
 
 @pytest.mark.slow
