@@ -45,7 +45,7 @@ _ROWS = 16
 _RANKED = 16
 """How many relays are ranked for a shard. Later ones hardly ever fetch it from storage."""
 _MIN_SHARDS = 200
-_ALONE_HOSTS = 10
+_ALONE_HOSTS = (10, RACK_HOSTS)
 _ALONE_SHARDS = 100
 _NAME = "data"
 _COLUMNS = (
@@ -298,8 +298,8 @@ def simulate(hosts: Sequence[int], epochs: int) -> None:
 
     print("\nEach of 10 readers of a host reads everything. In datasets per epoch:\n")
     _print_heading(*_COLUMNS)
-    for count in (1, _ALONE_HOSTS):
-        _print_cases(Case(count, _ALONE_SHARDS, readers=10, daemons=_ALONE_SHARDS // 40), 2)
+    for count in _ALONE_HOSTS:
+        _print_cases(Case(count, _ALONE_SHARDS, readers=10, daemons=_ALONE_SHARDS // 40), 1)
 
     print("\nDatasets that storage sends to peers which read everything once:\n")
     _print_heading("hosts", "listed", "failed", "storage")
@@ -322,7 +322,7 @@ def _print_cases(case: Case, epochs: int) -> None:
                 f"{run[0].storage:.2f}",
                 f"{run[-1].storage:.2f}",
                 f"{run[0].busiest / run[0].storage * case.daemons:.2f}",
-                f"{max(traffic.relay for traffic in run):.3f}",
+                f"{max(traffic.relay for traffic in run):.4f}",
             )
 
 
