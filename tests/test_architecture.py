@@ -53,6 +53,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "paired",
             "parquet",
             "relay",
+            "scale",
             "sharing",
             "spark_peers",
             "tensors",
