@@ -113,6 +113,8 @@ class Relay:
         """Asks the upstream about the token of a reader, if that is wanted."""
         if options.forward_identity:
             self.identify = UpstreamIdentities(options.upstreams).identify
+        self._listings: dict[str, tuple[bytes, list[DatasetInfo]]] = {}
+        """The last versions and datasets of each daemon of the upstream."""
         self._update_lock = threading.Lock()
         self._updated = 0.0
         self._failures: dict[str, str] = {}
@@ -212,13 +214,21 @@ class Relay:
     def _list_datasets(self, client: Client) -> list[DatasetInfo] | SplitArrowError:
         try:
             self._check_loop(client)
-            listing = client.datasets()
+            listing = self._read_listing(client)
         except SplitArrowError as error:
             self.metrics.count_error()
             self._report(client.uri, "upstream failed", error)
             return error
         self._failures.pop(client.uri, None)
         return listing
+
+    def _read_listing(self, client: Client) -> list[DatasetInfo]:
+        """Return the datasets of a daemon. They are described again if a version has changed."""
+        versions = client.act("versions")
+        known = self._listings.get(client.uri)
+        if known is None or known[0] != versions:
+            known = self._listings[client.uri] = versions, client.datasets()
+        return known[1]
 
     def _check_loop(self, client: Client) -> None:
         """Raise `RelayLoopError` if a daemon of the upstream relays this relay."""

@@ -37,6 +37,7 @@ MAX_ANNOUNCED = 65536
 """The shards of one announcement."""
 _MAX_ALL_ANNOUNCED = 8 * MAX_ANNOUNCED
 _FULL_SECONDS = 10.0
+_AHEAD_NANOSECONDS = 1_000_000_000
 _AHEAD = 8
 """What is fetched ahead is at most this part of the cache, which pinned shards leave to others."""
 
@@ -334,14 +335,11 @@ class ObjectCache:
 
     def _note_use(self, path: Path, shard: ShardEntry, *, is_stored: bool) -> None:
         """Record the use of a shard, also in the access time of its file."""
-        now = time.time_ns()
-        with suppress(OSError):
-            # Only the access time changes: the modification time identifies the file's state.
-            os.utime(path, ns=(now, path.stat().st_mtime_ns))
+        accessed = _touch(path) if is_stored else 0  # otherwise the download does it
         with self._lock:
             if is_stored:
                 self._intact.add(shard.sha256)
-                self._accessed[shard.sha256] = now
+                self._accessed[shard.sha256] = accessed
                 self._policy.add(shard.sha256, shard.nbytes)
             reader = self._policy.use(shard.sha256, shard.nbytes)
             if reader is not None:
@@ -426,7 +424,7 @@ class ObjectCache:
             sync_folder(self.folder)
             with self._lock:
                 self._intact.add(shard.sha256)
-                self._accessed[shard.sha256] = path.stat().st_atime_ns
+                self._accessed[shard.sha256] = _touch(path)
                 self._policy.add(shard.sha256, shard.nbytes)
         except OSError as error:
             raise self._storing_error(url, error) from None
@@ -522,3 +520,16 @@ class ObjectCache:
     def _end_announcement(self, reader: ReaderId) -> None:
         self._announcements.pop(reader, None)
         self._policy.withdraw(reader)
+
+
+def _touch(path: Path) -> int:
+    """Set the access time of a file, if it exists, and return it in nanoseconds.
+
+    It is a moment ahead. The kernel then leaves it alone while the file is read: it changes access
+    times that are before the last change of the file or of these times.
+    """
+    accessed = time.time_ns() + _AHEAD_NANOSECONDS
+    with suppress(OSError):
+        # Only the access time changes: the modification time identifies the file's state.
+        os.utime(path, ns=(accessed, path.stat().st_mtime_ns))
+    return accessed

@@ -73,12 +73,13 @@ class PublishedVersion(FixedDataset):
         super().__init__(manifest.schema, manifest.rows, manifest.nbytes, version)
         self._store = store
         self._reader = reader
+        shards = [Shard(shard.rows, shard.nbytes) for shard in manifest.shards]
+        self._shards = shards or [Shard(0, 0)]
 
     @property
     def shards(self) -> Sequence[Shard]:
         """The shards; a single one without rows if the version has no shard."""
-        shards = [Shard(shard.rows, shard.nbytes) for shard in self.manifest.shards]
-        return shards or [Shard(0, 0)]
+        return self._shards
 
     @property
     def app_metadata(self) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -137,6 +137,14 @@ def _sum_by_label(samples: list[Sample], names: dict[str, str]) -> dict[str, Cou
     return totals
 
 
+def _list_versions(call: Call) -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for name in call.list_datasets():
+        with suppress(NotFoundError):  # removed just now
+            versions[name] = call.find_dataset(name).version
+    return versions
+
+
 def _may_read(call: Call, dataset: str) -> bool:
     return call.principal.may(Permission.READ, dataset)
 
@@ -169,6 +177,7 @@ class ActionHandler:
         self._log = get_logger("control")
         self._actions: dict[str, tuple[str, _Action]] = {
             "status": ("Return metrics and the running streams as JSON.", self._status),
+            "versions": ("Return the versions of the datasets by name as JSON.", self._versions),
             "hold": (
                 "Hold a dataset during a read of several parts, until the caller cancels: NAME",
                 self._hold,
@@ -247,6 +256,10 @@ class ActionHandler:
     async def _status(self, call: Call, body: bytes) -> bytes:
         del body
         return _encode_json(await run_in_thread(describe_status, call, self._started))
+
+    async def _versions(self, call: Call, body: bytes) -> bytes:
+        del body
+        return _encode_json(await run_in_thread(_list_versions, call))
 
     async def _describe_relay(self, call: Call, body: bytes) -> bytes:
         del body

@@ -138,6 +138,7 @@ ACTIONS = (
     "relay",
     "identity",
     "pin",
+    "versions",
 )
 """All actions. The corpus has their positions, so a new one is the last."""
 _DO_ACTION = "/arrow.flight.protocol.FlightService/DoAction"

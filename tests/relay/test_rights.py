@@ -82,6 +82,7 @@ def check_reader(client: Client, allowed: list[str], denied: list[str]) -> None:
         for use in USES.values():
             with pytest.raises(DeniedError, match=f"may not read '{name}'"):
                 use(client, name)
+    assert list(json.loads(client.act("versions"))) == allowed
     status = client.status()
     assert set(status["datasets"]) == set(allowed)
     assert not set(status["sent"]) & set(denied)
