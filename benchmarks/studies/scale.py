@@ -60,8 +60,8 @@ _COLUMNS = (
 )
 _CONTROL = "grpc://127.0.0.1:0"
 _CALLERS = 2
-CALLS = ("relay", "one shard", "listing")
-"""The first and the last are what a relay polls. A reader of one shard makes the second."""
+CALLS = ("relay", "versions", "one shard", "listing")
+"""A relay polls the first two. A reader of one shard makes the third; the last describes all."""
 _CALLER = """
 import sys, time
 from splitarrow import connect
@@ -74,9 +74,9 @@ with connect(uri) as client:
     sys.stdin.readline()
     calls, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
-        if call == "relay":
+        if call in ("relay", "versions"):
             try:
-                client.act("relay")
+                client.act(call)
             except RemoteError:
                 pass  # it is not a relay
         elif call == "one shard":
