@@ -452,6 +452,9 @@ def test_every_metric_has_the_value_of_an_independent_count(
         for cache in ("objects", "shared_memory", "vortex"):
             work.add("cache_hits_total", 0, cache=cache)
             work.add("cache_misses_total", 0, cache=cache)
+        work.add("cache_limit_bytes", 10 << 30, cache="objects")
+        for name in ("bytes", "evictions_total", "rejections_total", "waiting_readers"):
+            work.add(f"cache_{name}", 0, cache="objects")
         certificate = load_pem_x509_certificate(pki.path("server-cert").read_bytes())
         expiry = certificate.not_valid_after_utc.timestamp()
         work.add("certificate_expiry_timestamp_seconds", expiry, certificate="server")

@@ -124,11 +124,18 @@ def test_the_figures_of_all_processes_add_up(shared: Daemon) -> None:
         with ExitStack() as stack:
             for transport in ["tcp"] * 4 + ["shm"]:
                 read_in_part(client, stack, transport=transport)
-            status = client.status()
+            statuses: list[dict[str, Any]] = []
+
+            def is_settled() -> bool:
+                # A process states the two figures one after the other.
+                statuses.append(client.status())
+                return statuses[-1]["stats"]["streams"] == len(statuses[-1]["streams"])
+
+            wait_until(is_settled, "as many streams as the processes list")
+            status = statuses[-1]
             found = status["streams"]
             assert [each["transport"] for each in found].count("tcp") == 4
             assert len({each["stream"] for each in found}) == len(found)
-            assert status["stats"]["streams"] == len(found)
             assert status["stats"]["leases"] > 0
             started = [each["sent"].get("big", {}).get("streams", 0) for each in (before, status)]
             assert started[1] - started[0] == 5
