@@ -120,8 +120,16 @@ def test_ucx_receives_straight_into_the_device(
     assert pa.Table.from_batches([batch.to_arrow() for batch in batches]) == numbers
 
 
-def test_pytorch_takes_columns_and_memory_is_not_used_again_too_early(memory: CudaMemory) -> None:
+def import_torch() -> Any:
+    """Return PyTorch; skip the test if it is missing, or was built without CUDA."""
     torch: Any = pytest.importorskip("torch")
+    if torch.version.cuda is None:
+        pytest.skip("PyTorch was built without CUDA")
+    return torch
+
+
+def test_pytorch_takes_columns_and_memory_is_not_used_again_too_early(memory: CudaMemory) -> None:
+    torch = import_torch()
     sums: list[Any] = []
     with (
         splitarrow.serve({"data": TABLE}, listen=["tcp://127.0.0.1:0"]) as server,
@@ -143,7 +151,7 @@ def test_pytorch_takes_columns_and_memory_is_not_used_again_too_early(memory: Cu
 def test_a_dataset_of_pytorch_yields_tensors_of_the_device(
     memory: CudaMemory, tmp_path: Path, scheme: str, shuffle: bool
 ) -> None:
-    torch: Any = pytest.importorskip("torch")
+    torch = import_torch()
     stream_dataset: Any = importlib.import_module("splitarrow.pytorch").StreamDataset
     nulls = [None if n % 7 == 3 else n for n in range(200_000)]
     table = pa.table(
@@ -199,7 +207,7 @@ def test_ucx_takes_read_only_memory_on_a_thread_that_uses_the_device() -> None:
 
 
 def test_tensors_of_pytorch_are_served() -> None:
-    torch: Any = pytest.importorskip("torch")
+    torch = import_torch()
     matrix = torch.arange(600_000, device="cuda:0").reshape(-1, 2)
     numbers = torch.arange(300_000, device="cuda:0", dtype=torch.float32)
     for scheme in ("tcp://127.0.0.1:0", "ucx://127.0.0.1:0"):
@@ -215,7 +223,7 @@ def test_tensors_of_pytorch_are_served() -> None:
 
 @pytest.mark.parametrize("scheme", ["shm://", "tcp://127.0.0.1:0"])
 def test_a_matrix_of_another_process_enters_pytorch(memory: CudaMemory, scheme: str) -> None:
-    torch: Any = pytest.importorskip("torch")
+    torch = import_torch()
     program = f"""
         import sys
         import torch
@@ -253,7 +261,7 @@ class CudaArray:
 
 
 def test_an_array_without_dlpack_is_served() -> None:
-    torch: Any = pytest.importorskip("torch")
+    torch = import_torch()
     tensor = torch.arange(1000, device="cuda:0")
     with (
         splitarrow.serve({"data": CudaArray(tensor)}) as server,
