@@ -106,7 +106,9 @@ class Day:
         for path in shards[:1]:
             data = bytearray(path.read_bytes())
             data[draw.randrange(len(data))] ^= 1
-            path.write_bytes(data)
+            damaged = self.folder / "damaged"
+            damaged.write_bytes(data)
+            damaged.replace(path)  # readers may still map the file that was there
         self.restart(self.relays[0])
         return len(shards[:1])
 
