@@ -122,12 +122,12 @@ def _parse(answer: bytes) -> tuple[str, list[Grants], float]:
     try:
         fields: dict[str, Any] = json.loads(answer)
         name, seconds = fields["name"], float(fields["seconds"])
-        globs = [parse_globs(each) for each in fields["read"]]
+        grants = [
+            Grants(read=globs) for globs in map(parse_globs, fields["read"]) if globs is not None
+        ]
+        is_whole = is_principal_name(name) and 0 < len(grants) == len(fields["read"])
+        if not (is_whole and seconds >= 0):  # which NaN is not
+            raise ValueError
     except (ValueError, RecursionError, KeyError, TypeError):
         raise ProtocolError("its answer is malformed") from None
-    if not is_principal_name(name) or not globs or not seconds >= 0:
-        raise ProtocolError("its answer is malformed")
-    grants = [Grants(read=each) for each in globs if each is not None]
-    if len(grants) < len(globs):
-        raise ProtocolError("its answer is malformed")
     return name, grants, min(seconds, _MAX_SECONDS)

@@ -37,7 +37,8 @@ MAX_ANNOUNCED = 65536
 """The shards of one announcement."""
 _MAX_ALL_ANNOUNCED = 8 * MAX_ANNOUNCED
 _FULL_SECONDS = 10.0
-_AHEAD_NANOSECONDS = 1_000_000_000
+_ACCESS_LEAD = 1_000_000_000
+"""How far ahead of now the access times of files are set, in nanoseconds."""
 _AHEAD = 8
 """What is fetched ahead is at most this part of the cache, which pinned shards leave to others."""
 
@@ -528,7 +529,7 @@ def _touch(path: Path) -> int:
     It is a moment ahead. The kernel then leaves it alone while the file is read: it changes access
     times that are before the last change of the file or of these times.
     """
-    accessed = time.time_ns() + _AHEAD_NANOSECONDS
+    accessed = time.time_ns() + _ACCESS_LEAD
     with suppress(OSError):
         # Only the access time changes: the modification time identifies the file's state.
         os.utime(path, ns=(accessed, path.stat().st_mtime_ns))
