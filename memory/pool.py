@@ -92,10 +92,13 @@ class BlockPool:
                 self.allocated_bytes += size
             else:
                 address, before_use = self._idle[size].popleft()
-        block = PoolBlock(self, address, size)
         if before_use is not None:
-            before_use()
-        return block
+            try:
+                before_use()
+            except BaseException:  # for example during a graph capture: the next user waits again
+                self.give_back(address, size, before_use)
+                raise
+        return PoolBlock(self, address, size)
 
     def _must_allocate(self, size: int) -> bool:
         blocks = self._idle[size]
@@ -140,9 +143,10 @@ class BlockPool:
         for nbytes in sorted(self._idle, reverse=True):
             blocks = self._idle[nbytes]
             while blocks and self.allocated_bytes > target:
-                address, before_use = blocks.popleft()
+                address, before_use = blocks[0]
                 if before_use is not None:
                     before_use()
+                blocks.popleft()
                 self._free(address)
                 self.allocated_bytes -= nbytes
 

@@ -12,6 +12,7 @@ import pytest
 
 import splitarrow
 from helpers import cuda
+from splitarrow.errors import SplitArrowError
 from splitarrow.memory import CudaMemory, PinnedMemory
 from splitarrow.memory.device import load_driver
 from splitarrow.memory.interfaces import DLTensor, find_pointer
@@ -114,25 +115,61 @@ def test_memory_and_its_device_may_be_garbage_together() -> None:
 
 
 def test_reads_do_not_disturb_the_capture_of_a_graph() -> None:
+    # In a process of its own: garbage of other tests may wait for the device at any time.
+    code = """
+        import threading
+        import numpy as np
+        import pyarrow as pa
+        import splitarrow
+        from helpers import cuda
+        from splitarrow.memory import CudaMemory, PinnedMemory
+        from splitarrow.memory.device import load_driver
+
+        stream = cuda.Program().open_stream()
+        table = pa.table({"n": np.arange(400_000)})
+        memory = CudaMemory(budget="16MiB", staging=PinnedMemory("32MiB"))
+        rows = 0
+        with splitarrow.serve({"data": table}, listen="tcp://127.0.0.1:0") as server:
+
+            def read():
+                global rows
+                uri = server.uri("data")
+                with splitarrow.open(uri, batch_rows=20_000, memory=memory) as batches:
+                    for batch in batches:
+                        batch.wait()
+                        rows += batch.num_rows
+
+            everywhere = load_driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+            cuda.call("cuStreamBeginCapture", stream, everywhere)
+            thread = threading.Thread(target=read)
+            thread.start()
+            thread.join()
+            cuda.call("cuStreamEndCapture", stream)
+        print(rows)
+    """
+    assert cuda.check_program(code) == "400000\n"
+
+
+def test_memory_that_could_not_be_waited_for_is_waited_for_later() -> None:
     program = cuda.Program()
-    stream = program.open_stream()
-    table = pa.table({"n": pa.array(np.arange(ROWS))})
-    memory = CudaMemory(budget="16MiB", staging=PinnedMemory("32MiB"))
-    rows: list[int] = []
-    with splitarrow.serve({"data": table}, listen="tcp://127.0.0.1:0") as server:
-
-        def read() -> None:
-            with splitarrow.open(
-                server.uri("data"), batch_rows=BATCH_ROWS, memory=memory
-            ) as batches:
-                batch: Any
-                for batch in batches:
-                    batch.wait()
-                    rows.append(batch.num_rows)
-
-        cuda.call("cuStreamBeginCapture", stream, load_driver().CUstreamCaptureMode(0))  # global
-        thread = threading.Thread(target=read)
-        thread.start()
-        thread.join()
-        cuda.call("cuStreamEndCapture", stream)
-    assert sum(rows) == ROWS
+    stream, memory = program.open_stream(), CudaMemory(budget="1MiB")
+    target = program.allocate(800_000)
+    copier = memory.open_copier()
+    batch = copier.copy(make_batch(1))
+    batch.wait()
+    source: Any = batch["n"].__dlpack__(stream=-1)  # on a stream that only the program knows
+    gc.collect()  # before the capture, which it could end
+    everywhere = load_driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    captured = program.open_stream()
+    program.occupy(stream)
+    program.copy_within(target, find_address(source), 800_000, stream)
+    cuda.call("cuStreamBeginCapture", captured, everywhere)
+    del batch, source
+    with pytest.raises(SplitArrowError, match="capturing"):
+        copier.copy(make_batch(2))
+    with pytest.raises(AssertionError, match="INVALIDATED"):
+        cuda.call("cuStreamEndCapture", captured)
+    copier.copy(make_batch(3)).wait()
+    program.synchronize(stream)
+    assert (program.read(target, "int64", 100_000) == 1).all()
+    program.free(target)

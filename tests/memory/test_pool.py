@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from splitarrow.errors import SplitArrowError
 from splitarrow.memory.pool import BlockPool, PoolBlock
 
 KIB = 1 << 10
@@ -61,6 +62,23 @@ def test_a_block_that_was_collected_is_used_again() -> None:
     assert heap.pool.used_bytes == 0
     assert heap.pool.acquire(110 * KIB).address == address
     assert len(heap.allocated) == 1
+
+
+def test_what_a_block_left_is_tried_again_if_it_failed() -> None:
+    heap, calls = Heap(64 * KIB), list[str]()
+
+    def wait() -> None:
+        calls.append("waits")
+        if len(calls) < 3:
+            raise SplitArrowError("a graph is captured")
+
+    block = heap.pool.acquire(64 * KIB)
+    block.on_return = lambda: wait
+    del block
+    for nbytes in (64 * KIB, 4 * KIB):  # the memory is used again, or freed to make room
+        with pytest.raises(SplitArrowError):
+            heap.pool.acquire(nbytes)
+    assert (heap.pool.acquire(4 * KIB).nbytes, calls) == (4 * KIB, ["waits"] * 3)
 
 
 def test_what_a_block_left_is_done_before_its_next_use() -> None:

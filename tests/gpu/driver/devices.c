@@ -237,7 +237,7 @@ CUresult cuCtxGetId(CUcontext context, unsigned long long *id) {
 CUresult cuCtxSynchronize(void) {
   int device;
   TRY(enter_context(&device));
-  if (check_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  if (check_no_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   drain_device(device);
   return leave(CUDA_SUCCESS);
 }

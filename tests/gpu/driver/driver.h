@@ -49,6 +49,7 @@ bool is_pageable(struct area *area);
 
 /* streams.c */
 CUresult check_capture(void); /* invalidate a capture, unless the mode of this thread permits all */
+CUresult check_no_capture(void); /* invalidate a capture, whatever the mode */
 bool is_used_by_queue(struct area *area);
 void drain_device(int device);
 void release_streams_of(int device);

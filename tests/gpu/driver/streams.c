@@ -282,6 +282,12 @@ CUresult check_capture(void) {
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
+CUresult check_no_capture(void) {
+  if (!capture.stream) return CUDA_SUCCESS;
+  capture.is_invalid = true;
+  return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
   CUstreamCaptureMode before = capture_mode;
   capture_mode = *mode;
