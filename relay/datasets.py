@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from ..client.dataset.client import Client, read_request
+from ..client.dataset.dataset import DatasetStream
 from ..client.rpc.info import DatasetInfo, count_rows, list_lengths
 from ..errors import InvalidRequestError, NotFoundError, RemoteError, SplitArrowError, remote_error
+from ..formats.arrow.tensors.labels import is_tensor_content
+from ..formats.arrow.tensors.tensor import AnyTensor
 from ..protocol.request import FILE, Request
 from ..publication.manifest import Manifest, ShardEntry
 from ..publication.version_store import VersionStore
@@ -22,15 +26,17 @@ from ..server.catalog.dataset import (
     Shard,
     check_version,
 )
-from ..server.catalog.messages.reencoding import Batches, encode_groups
+from ..server.catalog.messages.reencoding import encode_groups
 from ..server.catalog.object_cache import CacheFullError, ObjectCache
 from ..server.catalog.published import PublishedDataset, PublishedVersion
 from ..server.catalog.published_shards import OpenGroups, ShardReader
 from ..server.catalog.selection import Selection
+from ..server.catalog.tensors import encode_tensors
 from ..server.metrics import RelayMetrics
 from .upstream import UpstreamStorage
 
 _CALL_SECONDS = 60.0
+_Item = TypeVar("_Item", pa.RecordBatch, AnyTensor)
 
 
 class PassedDataset(ServedDataset):
@@ -67,6 +73,14 @@ class PassedDataset(ServedDataset):
         return self._info.kind
 
     @property
+    def app_metadata(self) -> Mapping[str, Any]:
+        """The descriptions of the tensors, if it holds some."""
+        tensors = self._info.tensors
+        if not tensors:
+            return {}
+        return {"tensor_count": self._info.tensor_count, "tensors": list(map(asdict, tensors))}
+
+    @property
     def location(self) -> str:
         """The URL of the dataset."""
         return f"{self._client.uri}/{self._info.name}"
@@ -87,23 +101,26 @@ class PassedDataset(ServedDataset):
             stream = read_request(self._client, part)
         except SplitArrowError as error:
             raise self._explain(error) from None
-        sent = Request(request.dataset, compression=request.compression)
-        selection = Selection.resolve(sent, encoding, stream.schema)
-
-        def read_batches() -> Batches:
-            with stream:
-                try:
-                    for batch in stream:
-                        self._metrics.count_fetched("upstream", batch.nbytes)
-                        yield batch, None
-                except SplitArrowError as error:
-                    raise self._explain(error) from None
-
-        source = GeneratorSource(
-            encode_groups(selection, read_batches(), self.location), blocking=True
-        )
+        if is_tensor_content(stream.schema):
+            groups = encode_tensors(self._read(stream, stream.tensors()))
+        else:
+            sent = Request(request.dataset, compression=request.compression)
+            selection = Selection.resolve(sent, encoding, stream.schema)
+            batches = ((batch, None) for batch in self._read(stream, stream))
+            groups = encode_groups(selection, batches, self.location)
+        source = GeneratorSource(groups, blocking=True)
         source.call_on_close(stream.close)
         return source
+
+    def _read(self, stream: DatasetStream, items: Iterable[_Item]) -> Iterator[_Item]:
+        """Yield the record batches or tensors of a stream of the upstream, and count them."""
+        with stream:
+            try:
+                for item in items:
+                    self._metrics.count_fetched("upstream", item.nbytes)
+                    yield item
+            except SplitArrowError as error:
+                raise self._explain(error) from None
 
     def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
         """Yield what the upstream measures; see `ServedDataset.measure_batches`."""

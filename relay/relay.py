@@ -29,7 +29,6 @@ from ..errors import (
     SplitArrowError,
     remote_error,
 )
-from ..formats.arrow.tensors.labels import is_tensor_content
 from ..protocol.uri import DataUri
 from ..publication.atomic_files import TEMPORARY_PREFIX, write_atomic
 from ..server.addresses import ANY_INTERFACE
@@ -282,8 +281,6 @@ class Relay:
     def _update_passed(self, name: str, client: Client, info: DatasetInfo) -> None:
         if self._known.get(name) == info.version and info.version:
             return
-        if is_tensor_content(info.schema):
-            raise DatasetError("tensors are not relayed; read them at the upstream", stream=name)
         self._put(name, PassedDataset(client, client.info(name), self.metrics))
         self._known[name] = info.version
 

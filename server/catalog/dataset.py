@@ -12,7 +12,7 @@ import math
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 import pyarrow as pa
 
 from ...errors import ClosedError, InvalidRequestError, remote_error
-from ...formats.arrow.tensors.labels import Labels
-from ...formats.arrow.tensors.layout import AnyLayout
 from ...formats.parquet.conversions import DEFAULT_OPTIONS, ParquetOptions
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
@@ -271,9 +269,10 @@ class ServedDataset(ABC):
         """The type of the device that has the data, as in DLPack; None for the host."""
         return None
 
-    def list_tensors(self) -> list[tuple[AnyLayout, Labels]]:
-        """Return the layout and the labels of each tensor; empty if there are none."""
-        return []
+    @property
+    def app_metadata(self) -> Mapping[str, Any]:
+        """The fields for the ``app_metadata`` of the FlightInfo that this kind of dataset has."""
+        return {}
 
     @abstractmethod
     def open(self, request: Request, encoding: Encoding) -> Source:

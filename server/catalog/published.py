@@ -87,16 +87,20 @@ class PublishedVersion(FixedDataset):
 
         They let a client combine the shards of this publication that several servers have.
         """
+        return {**self._snapshot, "shards_held": len(self.manifest.shards)}
+
+    @property
+    def _snapshot(self) -> Mapping[str, Any]:
         manifest = self.manifest
         return {"snapshot": manifest.snapshot, "shards_total": manifest.shards_total}
 
     def make_shard_app_metadata(self, index: int) -> Mapping[str, Any]:
         """Return the fields for the ``app_metadata`` of a shard's endpoint."""
         if not self.manifest.shards:
-            return self.app_metadata
+            return self._snapshot
         shard = self.manifest.shards[index]
         return {
-            **self.app_metadata,
+            **self._snapshot,
             "ordinal": shard.ordinal,
             "sha256": shard.sha256,
             "rows": shard.rows,

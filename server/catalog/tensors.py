@@ -6,7 +6,7 @@ docs/wire.md describes the messages under "Tensors".
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import flatbuffers
@@ -21,7 +21,6 @@ from ...formats.arrow.tensors.labels import (
     CONTENT_KEY,
     TENSOR_SCHEMA,
     Labels,
-    is_tensor_content,
 )
 from ...formats.arrow.tensors.layout import AnyLayout, SparseLayout, find_type_name
 from ...protocol.request import Request
@@ -33,7 +32,6 @@ from .dataset import (
     GeneratorSource,
     Measures,
     MessageGroups,
-    ServedDataset,
 )
 
 MAX_DESCRIPTIONS = 64
@@ -116,11 +114,8 @@ def describe_tensor(layout: AnyLayout, labels: Labels) -> dict[str, Any]:
     return description
 
 
-def describe_tensors(dataset: ServedDataset) -> dict[str, Any]:
-    """Return the number and descriptions of the tensors of a dataset; empty if it holds none."""
-    if not is_tensor_content(dataset.schema):
-        return {}
-    pairs = dataset.list_tensors()
+def describe_tensors(pairs: Sequence[tuple[AnyLayout, Labels]]) -> dict[str, Any]:
+    """Return the number and descriptions of tensors, of which each has a layout and labels."""
     described = [describe_tensor(*pair) for pair in pairs[:MAX_DESCRIPTIONS]]
     return {"tensor_count": len(pairs), "tensors": described}
 
@@ -154,9 +149,10 @@ class TensorDataset(FixedDataset):
         else:
             self._kind = f"{layout.kind} tensor" if isinstance(layout, SparseLayout) else "tensor"
 
-    def list_tensors(self) -> list[tuple[AnyLayout, Labels]]:
-        """Return the layout and the labels of each tensor."""
-        return [(tensor.layout, tensor.labels) for tensor in self._tensors]
+    @property
+    def app_metadata(self) -> Mapping[str, Any]:
+        """The descriptions of the tensors."""
+        return describe_tensors([(tensor.layout, tensor.labels) for tensor in self._tensors])
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the tensors for one reader; see `ServedDataset.open`."""
@@ -164,7 +160,7 @@ class TensorDataset(FixedDataset):
         self.check_request(request)
         check_tensor_request(request)
         selected = select_tensors(request, self._tensors)
-        return GeneratorSource(_encode_groups(selected), blocking=False)
+        return GeneratorSource(encode_tensors(selected), blocking=False)
 
     def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
         """Refuse: tensors have no rows."""
@@ -172,7 +168,8 @@ class TensorDataset(FixedDataset):
         raise refuse_counting(request)
 
 
-def _encode_groups(tensors: Sequence[AnyTensor]) -> MessageGroups:
+def encode_tensors(tensors: Iterable[AnyTensor]) -> MessageGroups:
+    """Yield the messages of a stream of tensors, one tensor in each group."""
     yield [make_schema_message(is_big_endian=False)]
     for tensor in tensors:
         yield [SourceMessage(*encode_tensor(tensor))]

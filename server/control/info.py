@@ -27,7 +27,6 @@ from ..catalog.delta import DeltaDataset
 from ..catalog.published import PublishedDataset, PublishedVersion
 from ..catalog.selection import Selection
 from ..catalog.stored_files import find_stored_files
-from ..catalog.tensors import describe_tensors
 from .call import Call
 
 REUSE_CONNECTION = "arrow-flight-reuse-connection://?"
@@ -222,9 +221,7 @@ def _build(
         "version": version,
         "kind": dataset.kind,
         **({} if writers is None else {"writers": writers.value}),
-        **({} if published is None else published.app_metadata),
-        **({} if published is None else {"shards_held": len(published.manifest.shards)}),
-        **describe_tensors(dataset),
+        **dataset.app_metadata,
         **({"offline": True} if relay is not None and relay.is_offline else {}),
         # A signed ticket is good for one use.
         **({} if access.signs_tickets else {"plan_seconds": PLAN_SECONDS}),

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import flight
@@ -23,8 +24,9 @@ from helpers.pki import Pki
 from helpers.proxy import link_to
 from helpers.publication import publish
 from helpers.relays import CONTROL, sent_bytes, start_relay
+from helpers.tensors import dense_values, encapsulate_tensor, make_source, make_tensor
 from helpers.waiting import wait_until
-from splitarrow.errors import NotFoundError, SplitArrowError
+from splitarrow.errors import InvalidRequestError, NotFoundError, SplitArrowError
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.testing import Daemon
 
@@ -498,3 +500,39 @@ def test_scrub_removes_damaged_shards(tmp_path: Path, relay: Daemon) -> None:
         assert not damaged.exists()
         assert client.read("trips").read_all() == TABLE
     assert "is not the cache of a relay" in run_cli("scrub", "--cache", str(tmp_path)).stderr
+
+
+def test_tensors_pass_through(tmp_path: Path, daemon: StartDaemon) -> None:
+    folder = tmp_path / "tensors"
+    folder.mkdir()
+    for kind in ("dense", "csr", "csf"):
+        tensor = make_tensor(make_source(kind), kind)
+        (folder / f"{kind}.arrow").write_bytes(encapsulate_tensor(tensor))
+    swapped = np.arange(6, dtype=">f4").reshape(2, 3)
+    np.save(tmp_path / "swapped.npy", swapped)
+    datasets = {"tensors": folder, "swapped": tmp_path / "swapped.npy"}
+    upstream = daemon(datasets, control=CONTROL)
+    relay = start_relay(tmp_path, upstream, daemon)
+    with (
+        splitarrow.connect(str(upstream.control_uri)) as above,
+        splitarrow.connect(str(relay.control_uri)) as client,
+    ):
+        for transport in ("tcp", "shm"):
+            with client.read("swapped", transport=transport) as stream:
+                assert stream.read_tensor().to_numpy().tolist() == swapped.tolist()
+            selections: list[dict[str, Any]] = [{}, {"batches": (1, 3)}]
+            for options in selections:
+                with above.read("tensors", **options) as stream:
+                    expected = list(stream.tensors())
+                with client.read("tensors", transport=transport, **options) as stream:
+                    found = list(stream.tensors())
+                assert [(each.name, each.layout) for each in found] == [
+                    (each.name, each.layout) for each in expected
+                ]
+                for one, other in zip(found, expected, strict=True):
+                    assert (dense_values(one) == dense_values(other)).all()
+        relayed, own = client.info("tensors"), above.info("tensors")
+        assert (relayed.tensors, relayed.tensor_count) == (own.tensors, own.tensor_count)
+        assert own.tensor_count == 3
+        with pytest.raises(InvalidRequestError, match="have no rows and columns"):
+            client.read("tensors", limit=3)

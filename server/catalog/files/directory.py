@@ -15,14 +15,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from ....errors import DatasetError
 from ....formats.arrow.schema import describe_difference
-from ....formats.arrow.tensors.labels import Labels
-from ....formats.arrow.tensors.layout import AnyLayout
 from ....formats.parquet.variant.arrow_fields import drop_description
 from ....protocol.request import Request
 from ....publication.patterns import compile_pattern, split_pattern
@@ -46,6 +44,7 @@ from ..dataset import (
     hash_version,
     select_shards,
 )
+from ..tensors import describe_tensors
 from .concatenated import ConcatenatedFiles
 from .file_dataset import FileDataset
 from .file_types import SUPPORTED_TYPES, open_file
@@ -353,10 +352,13 @@ class DirectoryDataset(ServedDataset):
         files = self._find_files(request)
         return files.measure_batches(request, encoding, self.location)
 
-    def list_tensors(self) -> list[tuple[AnyLayout, Labels]]:
-        """Return the layout and the labels of each tensor; empty if there are none."""
-        files = _find_tensor_files(self._files) or []
-        return [pair for dataset in files for pair in dataset.list_tensors()]
+    @property
+    def app_metadata(self) -> Mapping[str, Any]:
+        """The descriptions of the tensors, if the files have some."""
+        files = _find_tensor_files(self._files)
+        if files is None:
+            return {}
+        return describe_tensors([pair for dataset in files for pair in dataset.list_tensors()])
 
     def _find_files(self, request: Request) -> ConcatenatedFiles:
         """Return the files that a request is for, in the version that it names."""

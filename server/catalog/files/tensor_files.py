@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ....errors import DatasetError, InvalidDataError
 from ....formats.arrow.tensors.encoding import add_name, encode_metadata
@@ -33,7 +33,13 @@ from ..dataset import (
 from ..messages.message_index import REGION_BYTES
 from ..messages.reencoding import Batches
 from ..selection import Selection
-from ..tensors import check_tensor_request, make_schema_message, refuse_counting, select_tensors
+from ..tensors import (
+    check_tensor_request,
+    describe_tensors,
+    make_schema_message,
+    refuse_counting,
+    select_tensors,
+)
 from .file_dataset import FileContents, FileDataset
 from .origins import Identity, map_read_errors
 
@@ -76,6 +82,11 @@ class TensorFileDataset(FileDataset):
         """Return the layout and the labels of each tensor."""
         tensors: list[TensorMessage] = self._contents.plan
         return [(tensor.layout, tensor.labels) for tensor in tensors]
+
+    @property
+    def app_metadata(self) -> Mapping[str, Any]:
+        """The descriptions of the tensors."""
+        return describe_tensors(self.list_tensors())
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the file for one reader; see `ServedDataset.open`."""
