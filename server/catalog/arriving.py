@@ -6,6 +6,7 @@ stream ends only after the whole file has the SHA-256 in the manifest.
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 
 import pyarrow as pa
@@ -27,16 +28,34 @@ _MAX_METADATA_BYTES = 64 << 20
 
 
 class _ArrivingFile(SourceFile):
-    """A file that grows. It is read only where it is complete."""
+    """A file that grows. It is read only where it is complete.
+
+    It has its final size from now on, so that readers can map it.
+    """
+
+    is_own = True
+
+    def __init__(self, download: ShardDownload) -> None:
+        try:
+            if download.path.stat().st_size < download.nbytes:
+                os.truncate(download.path, download.nbytes)
+        except OSError as error:
+            raise DatasetError(f"cannot store {download.path}: {error.strerror}") from None
+        super().__init__(download.path, refuse_writers=False)
 
     def check(self) -> None:
         """Do nothing: the part that was read does not change any more."""
 
 
 def open_arriving(
-    download: ShardDownload, schema: pa.Schema, selection: Selection, location: str
+    download: ShardDownload,
+    schema: pa.Schema,
+    selection: Selection,
+    location: str,
+    *,
+    regions: bool = False,
 ) -> GeneratorSource | None:
-    """Open a shard whose messages are sent as they are stored.
+    """Open a shard whose messages are sent as they are stored. Readers map its `regions`.
 
     Return None if other messages are requested, or the shard is complete.
 
@@ -47,7 +66,7 @@ def open_arriving(
         return None
     download.wait_for(min(HEAD_BYTES, download.nbytes))
     try:
-        file = _ArrivingFile(download.path, refuse_writers=False)
+        file = _ArrivingFile(download)
     except DatasetError:
         download.wait()
         return None  # it has just become complete, and has another name
@@ -62,6 +81,7 @@ def open_arriving(
         file.close()  # the complete file is examined more closely
         return None
     source = GeneratorSource(messages.groups(selection.batches), blocking=True)
+    source.region = file if regions else None
     source.call_on_close(file.close)
     return source
 

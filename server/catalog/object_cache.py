@@ -86,6 +86,11 @@ class ShardDownload:
         self._changed = threading.Condition()
         self._report_waiting = report_waiting
 
+    @property
+    def arrived(self) -> int:
+        """The bytes of the shard that have arrived. The file may have its final size before."""
+        return self._arrived
+
     def advance(self, nbytes: int) -> None:
         """State that the file begins with so many bytes of the shard."""
         with self._changed:
@@ -418,7 +423,10 @@ class ObjectCache:
         try:
             with AtomicFile(path, temporary=download.path) as file:
                 storage.fetch(shard.path, download.path, download.advance)
-                check_shard_length(shard, download.path.stat().st_size, storage.location)
+                size = download.path.stat().st_size
+                if 0 < download.arrived < shard.nbytes:
+                    size = download.arrived
+                check_shard_length(shard, size, storage.location)
                 if hash_file(download.path) != shard.sha256:
                     raise DatasetError(f"{url} does not have the SHA-256 in its manifest")
                 file.sync()

@@ -77,7 +77,9 @@ class ShardReader:
             )
         if len(shards) == 1:
             if folder is None:
-                arriving = self._open_arriving(shards[0], schema, selection)
+                arriving = self._open_arriving(
+                    shards[0], schema, selection, regions=encoding.regions
+                )
                 if arriving is not None:
                     return arriving
             with ExitStack() as resources:
@@ -109,13 +111,13 @@ class ShardReader:
         return source
 
     def _open_arriving(
-        self, shard: ShardEntry, schema: pa.Schema, selection: Selection
+        self, shard: ShardEntry, schema: pa.Schema, selection: Selection, *, regions: bool
     ) -> GeneratorSource | None:
         """Open a shard that is being downloaded; None if it is complete, or has to be."""
         download = self._cache.find_download(self._storage, shard)
         if download is None:
             return None
-        return open_arriving(download, schema, selection, self._storage.location)
+        return open_arriving(download, schema, selection, self._storage.location, regions=regions)
 
     def measure_batches(
         self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding

@@ -67,6 +67,8 @@ class _Guard:
 
     path: Path | str
     descriptor: int
+    is_own: bool
+    """Whether there is no lease, because this process alone writes to the file."""
     readers: list[socket.socket] = field(default_factory=lambda: list[socket.socket]())
     """The server's ends of the revocation sockets."""
     expires_at: float | None = None
@@ -98,12 +100,13 @@ class FileGuards:
         if guard is None:
             descriptor = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                take_file_lease(descriptor)
+                if not file.is_own:
+                    take_file_lease(descriptor)
             except OSError as error:
                 os.close(descriptor)
                 reason = describe_refusal(error)
                 raise DatasetError(f"cannot share {file.path}: {reason}") from None
-            guard = self._guards[file.version] = _Guard(file.path, descriptor)
+            guard = self._guards[file.version] = _Guard(file.path, descriptor, file.is_own)
             self._has_guards.set()
         if guard.expires_at is not None:
             raise DatasetError(f"cannot share {file.path}: another process is about to change it")
@@ -129,7 +132,8 @@ class FileGuards:
     def _poll(self, now: float) -> None:
         for version, guard in list(self._guards.items()):
             guard.readers = list(_connected(guard.readers))
-            if guard.expires_at is None and not holds_file_lease(guard.descriptor):
+            is_safe = guard.is_own or holds_file_lease(guard.descriptor)
+            if guard.expires_at is None and not is_safe:
                 self._log.warning(
                     "revoking a shared file: another process is about to change it",
                     path=str(guard.path),

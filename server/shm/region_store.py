@@ -22,7 +22,7 @@ from ..metrics import CacheUses
 class ChunkSizes(NamedTuple):
     """The sizes of the chunks of a stream. Each chunk is twice as large as the one before."""
 
-    first_bytes: int = 8 << 20
+    first_bytes: int = 1 << 20
     """The size of the first chunk in bytes. The reader waits until it is written."""
     most_bytes: int = 256 << 20
     """The size of the largest chunk in bytes."""

@@ -16,7 +16,14 @@ import anyio
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import SourceFile
-from ..catalog.dataset import Budget, Encoding, ServedDataset, Source, Writers
+from ..catalog.dataset import (
+    Budget,
+    Encoding,
+    GeneratorSource,
+    ServedDataset,
+    Source,
+    Writers,
+)
 from ..catalog.files.file_dataset import FileDataset
 from ..catalog.vortex_encoding import VortexDataset
 from ..logs import get_logger
@@ -175,8 +182,10 @@ class SharedRegions:
             version=request.version or dataset.version,
         )
         source = dataset.open(request, Encoding(regions=not copy, budget=self._budget))
-        if source.region_files:
-            if self._are_regions(source.region_files):
+        region = source.region if isinstance(source, GeneratorSource) else None
+        is_own = region is not None and region.is_own
+        if is_own or source.region_files:
+            if is_own or self._are_regions(source.region_files):
                 return RegionSource(iter(source), blocking=source.blocking, close=source.close)
             source.close()
             source = dataset.open(request, Encoding(budget=self._budget))

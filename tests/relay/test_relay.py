@@ -24,6 +24,7 @@ from helpers.pki import Pki
 from helpers.proxy import link_to
 from helpers.publication import publish
 from helpers.relays import CONTROL, sent_bytes, start_relay
+from helpers.shm import find_mappings
 from helpers.tensors import dense_values, encapsulate_tensor, make_source, make_tensor
 from helpers.waiting import wait_until
 from splitarrow.errors import InvalidRequestError, NotFoundError, SplitArrowError
@@ -408,6 +409,49 @@ def test_shards_that_do_not_fit_pass_through(
     with splitarrow.connect(str(below.control_uri)) as client:
         assert client.read("trips").read_all() == TABLE
     wait_for_shards(tmp_path / "below", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_shard_is_mapped_while_it_arrives(
+    tmp_path: Path, daemon: StartDaemon, *, is_killed: bool
+) -> None:
+    rows, batch_rows = 1 << 20, 1 << 15
+    table = pa.table({"n": pa.array(np.arange(rows))})
+    batches = table.to_batches(max_chunksize=batch_rows)
+    publish(VersionStore(str(tmp_path / "large")), "first", pa.Table.from_batches(batches))
+    upstream = daemon({"large": tmp_path / "large"}, control=CONTROL, advertise=LINK)
+    objects = tmp_path / "cache" / "objects"
+    with ExitStack() as stack:
+        links = [
+            stack.enter_context(link_to(uri, LINK))
+            for uri in (upstream.control_uri, upstream.uri("large"))
+        ]
+        relay = start_relay(tmp_path, f"grpc://{LINK}:{links[0].target}", daemon)
+        links[1].delay = 0.02
+        client = stack.enter_context(splitarrow.connect(str(relay.control_uri)))
+        stream = stack.enter_context(
+            client.read("large", transport="shm", resume_attempts=0 if is_killed else 3)
+        )
+        found = [next(stream)]
+        (arriving,) = objects.iterdir()
+        assert len(arriving.name) != 64  # that of a SHA-256
+        (mapping,) = find_mappings(found)
+        assert mapping.inode == arriving.stat().st_ino
+        assert list(objects.iterdir()) == [arriving]
+        if is_killed:
+            relay.kill()
+            with pytest.raises(SplitArrowError):
+                list(stream)
+            arriving.unlink()  # as the next relay does
+            assert found[0].equals(batches[0])
+            return
+        links[1].delay = 0
+        found += stream
+        assert pa.Table.from_batches(found) == table
+        (shard,) = objects.iterdir()
+        assert shard.stat().st_ino == mapping.inode
+        assert {each.inode for each in find_mappings(found)} == {mapping.inode}
 
 
 @pytest.mark.slow

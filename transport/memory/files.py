@@ -14,7 +14,7 @@ import time
 import weakref
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from ...errors import DatasetError, exhausted_error
 from .writers import Writer, WriterSearch
@@ -137,6 +137,9 @@ class SourceFile:
         "version",
         "writers",
     )
+
+    is_own: ClassVar[bool] = False
+    """Whether this process alone writes to the file, and never changes bytes that it has sent."""
 
     def __init__(
         self,

@@ -44,10 +44,11 @@ class Arrival:
         self._path.write_bytes(self.data[:nbytes])
         self.download.advance(nbytes)
 
-    def open(self, **selected: Any) -> GeneratorSource | None:
+    def open(self, *, regions: bool = False, **selected: Any) -> GeneratorSource | None:
         request = Request("trips", **selected)
         selection = Selection.resolve(request, Encoding(), TABLE.schema)
-        source = open_arriving(self.download, TABLE.schema, selection, "grpc://upstream/trips")
+        location = "grpc://upstream/trips"
+        source = open_arriving(self.download, TABLE.schema, selection, location, regions=regions)
         if source is not None:
             self._opened.callback(source.close)
         return source
@@ -124,6 +125,17 @@ def test_a_batch_is_sent_once_it_has_arrived(arrive: Arrive) -> None:
     arrival.grow(len(arrival.data))
     arrival.download.end(None)
     assert list(source) == []
+
+
+def test_readers_may_map_a_file_before_it_is_complete(arrive: Arrive) -> None:
+    arrival = arrive(write())
+    arrival.grow(list_ends(arrival.data)[0])
+    source, other = arrival.open(regions=True), arrival.open()
+    assert source is not None
+    assert source.region is not None
+    assert (source.region.is_own, source.region.size) == (True, len(arrival.data))
+    assert other is not None
+    assert other.region is None
 
 
 def test_the_stream_waits_for_the_checksum(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -150,6 +151,23 @@ def test_a_shard_is_downloaded_once_by_readers_and_ahead(shards: Shards) -> None
         thread.join()
     assert shards.cached() <= {0, 1}
     assert 0 in shards.cached()
+
+
+def test_a_short_shard_that_readers_have_mapped_is_refused(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, shard = shards.open_cache(1), shards.manifest.shards[0]
+
+    def fetch(name: str, target: Path, progress: Any = None) -> None:
+        data = (shards.store.storage.folder or Path()) / name
+        target.write_bytes(data.read_bytes()[:-8])
+        progress(shard.nbytes - 8)
+        os.truncate(target, shard.nbytes)  # as a reader does before it maps the file
+
+    monkeypatch.setattr(shards.store.storage, "fetch", fetch)
+    with pytest.raises(DatasetError, match=f"has {shard.nbytes - 8} bytes, but its manifest"):
+        shards.read(cache, 0)
+    assert shards.cached() == set()
 
 
 def test_announcements_are_bounded_and_end(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:

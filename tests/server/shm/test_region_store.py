@@ -58,7 +58,7 @@ def kept(store: RegionStore) -> list[object]:
 
 
 def test_each_chunk_is_twice_as_large_as_the_one_before() -> None:
-    assert DEFAULT_SIZES == (8 << 20, 256 << 20)
+    assert DEFAULT_SIZES == (1 << 20, 256 << 20)
     writer = ChunkWriter(open_source(20, PAGE), "x", sizes=ChunkSizes(PAGE, 4 * PAGE))
     chunks = list(iter(writer.next_chunk, None))
     bodies = [[message for message in chunk.messages if message.body] for chunk in chunks]
