@@ -102,6 +102,10 @@ bench-network: $(VENV)/installed-test ## measure over an emulated link, beside F
 	@PYTHONPATH=tests $(BIN)/python -m splitarrow.benchmarks.studies.network \
 	    --json .benchmarks/network.json $(ARGS)
 
+.PHONY: bench-relay
+bench-relay: $(VENV)/installed-test ## measure what a relay saves and costs behind an emulated link
+	@PYTHONPATH=tests $(BIN)/python -m splitarrow.benchmarks.studies.relay_link $(ARGS)
+
 .PHONY: figures
 figures: $(BIN)/python ## write the figures of docs/figures.toml and of the benchmarks into all pages
 	@$(BIN)/python tests/docs/figures.py

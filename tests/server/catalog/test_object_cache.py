@@ -170,6 +170,25 @@ def test_a_short_shard_that_readers_have_mapped_is_refused(
     assert shards.cached() == set()
 
 
+def test_a_shard_is_on_the_disk_before_it_has_its_name(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, shard = shards.open_cache(1), shards.manifest.shards[0]
+    synced: list[tuple[Path, bool]] = []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path, (shards.folder / shard.sha256).exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    shards.read(cache, 0)
+    (file, had_name), (folder, has_name) = synced
+    assert (file.parent, had_name) == (shards.folder, False)
+    assert (folder, has_name) == (shards.folder, True)
+
+
 def test_announcements_are_bounded_and_end(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = shards.open_cache(32)
     monkeypatch.setattr(object_cache, "_MAX_ANNOUNCEMENTS", 2)
