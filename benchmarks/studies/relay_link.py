@@ -98,10 +98,15 @@ for _ in range(int(sys.argv[3]) + 1):
     assert abs(read - mapped) < 1e-6 * mapped
     print(*(size / each for each in times))
 """
-_MOSAIC = """
-import os, shutil, sys
+_MOSAIC_SETUP = """
+import os, sys
+from types import ModuleType
 os.environ.update(S3_ENDPOINT_URL=sys.argv[1], AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x")
 os.environ.update(AWS_DEFAULT_REGION="us-east-1")
+for name in ("multimodal", "text", "vision"):  # they need further packages
+    sys.modules.setdefault(f"streaming.{name}", ModuleType(f"streaming.{name}"))
+"""
+_MOSAIC = """
 from streaming import StreamingDataset
 folder, seed, epochs = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 found = StreamingDataset(
@@ -110,9 +115,6 @@ found = StreamingDataset(
 print(sum(1 for _ in range(epochs) for _ in found))
 """
 _MOSAIC_WRITE = """
-import os, sys
-os.environ.update(S3_ENDPOINT_URL=sys.argv[1], AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x")
-os.environ.update(AWS_DEFAULT_REGION="us-east-1")
 import time
 import boto3
 from botocore.exceptions import EndpointConnectionError
@@ -124,10 +126,9 @@ while True:
         time.sleep(0.1)
     else:
         break
-rows, nbytes = int(sys.argv[2]), 4096
 with MDSWriter(out="s3://bucket/data", columns={"x": "bytes"}, size_limit=1 << 23) as writer:
-    for _ in range(rows):
-        writer.write({"x": os.urandom(nbytes)})
+    for _ in range(int(sys.argv[2])):
+        writer.write({"x": os.urandom(4096)})
 """
 
 
@@ -260,9 +261,15 @@ class Study:
         process = self._link.popen("server", server, stderr=subprocess.DEVNULL)
         rows = max(_ROWS // 64, 1024)
         try:
-            self._run(_MOSAIC_WRITE, url, str(rows), side="server")
+            self._run(_MOSAIC_SETUP + _MOSAIC_WRITE, url, str(rows), side="server")
             sent, seconds = self._measure_traffic(
-                [_MOSAIC, url, str(self._folder / f"mosaic{job}"), str(job), str(_EPOCHS)]
+                [
+                    _MOSAIC_SETUP + _MOSAIC,
+                    url,
+                    f"{self._folder}/mosaic{job}",
+                    f"{job}",
+                    f"{_EPOCHS}",
+                ]
                 for job in range(_JOBS)
             )
         finally:
