@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
-from itertools import groupby
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import pyarrow as pa
 
-from ..client.connect import AnyClient
-from ..client.dataset.client import Client
-from ..client.rpc.channel import limit_calls
 from ..client.uris import parse_control_uris
-from ..errors import SplitArrowError, UsageError
+from ..errors import UsageError
 from ..transport.registry import list_schemes
 from ..transport.tls_options import TlsOptions
+from .announcement import Announcement, announce
 from .bad_rows import ErrorLog, OnError, RowTester, Target, fill_batches
 from .blocks import BatchPlan, BlockSource, Rows, Run
 from .device_tensors import (
@@ -32,7 +27,7 @@ from .loader import BatchOptions, Delivered, StepDataset, find_rank, map_in_thre
 from .metrics import Stage
 from .order import Division, EpochOrder, Even, Share, Spans
 from .plan import DatasetPlan, Selection, Servers, plan_dataset
-from .position import Order, Position
+from .position import Order, Position, Progress
 from .provenance import StoredSource
 from .shared_batch import SharedBatch, pass_regions
 from .tensors import Decode, OnNull, Strings, TensorOptions, check_schema, convert_batch, torch
@@ -40,9 +35,6 @@ from .tensors import Decode, OnNull, Strings, TensorOptions, check_schema, conve
 DEFAULT_INTERLEAVE = 24
 """The lanes of a shuffled dataset. Many numbers of workers divide it: 1, 2, 3, 4, 6, 8, 12, 24."""
 _OTHER_TRANSPORTS = ("auto", "flight")
-_ANNOUNCEMENT_SECONDS = 10.0
-_MAX_ANNOUNCED = 65536
-"""The shards that a server uses of an announcement."""
 
 
 def check_columns(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -248,8 +240,6 @@ class StreamDataset(StepDataset):
         self._shuffle = shuffle
         options = {"transport": check_transport(transport)}
         selection = Selection(name, check_columns(columns), filter, version or "", options)
-        self._name = uuid4().hex
-        """The name of this loader among the readers of a server."""
         self._memory_device = find_memory_device(memory)
         if self._memory_device is not None and on_error != "raise":
             raise UsageError("on_error='skip' needs record batches in host memory; pass device=")
@@ -366,58 +356,28 @@ class StreamDataset(StepDataset):
         return position.noting((self.rank, *line) for line in self._errors.list_lines())
 
     @contextmanager
-    def _open_sources(
-        self, position: Position, workers: int
-    ) -> Generator[Callable[[int], BlockSource]]:
+    def _open_sources(self, progress: Progress) -> Generator[Callable[[int], BlockSource]]:
+        position, worker, workers = progress.start, progress.worker or 0, progress.workers
         lanes = -(-self._share(position).lanes // workers)
+        following = Position.start(position.epoch + 1, self._division)
+
+        def list_blocks() -> Iterator[int]:
+            yield from self._list_blocks(position, progress.next, worker, workers)
+            yield from self._list_blocks(following, 0, worker, workers)
+
         with self._servers.borrow() as client:
             source = BlockSource(client, self._plan, self.make_order(position.epoch), lanes)
-            with self._announce(client, position, workers):
+            reader = self._name_reader(progress)
+            with announce([Announcement(client, self._plan, reader, list_blocks)]):
                 yield lambda number: source
 
-    @contextmanager
-    def _announce(self, client: AnyClient, position: Position, workers: int) -> Generator[None]:
-        """Announce the shards of this worker to a server that caches them, in a thread.
-
-        They are those of this epoch and the next one. A failure has no effect on reads.
-        """
-        if not isinstance(client, Client):
-            yield
-            return
-        progress = self._progress
-        worker = 0 if progress is None else progress.worker or 0
-        steps = position.steps if progress is None else progress.next
-        following = Position.start(position.epoch + 1, self._division)
-        selection, reader = self._plan.selection, f"{self._name}-{worker}"
-        announce = partial(
-            client.announce, selection.name, reader=reader, version=selection.version or None
-        )
-
-        def run() -> None:
-            with suppress(SplitArrowError), limit_calls(_ANNOUNCEMENT_SECONDS):
-                if announce([]):  # the empty order is a question: does the server use one?
-                    now = self._list_shards(position, steps, worker, workers)
-                    later = self._list_shards(following, 0, worker, workers)
-                    announce([*now, *later][:_MAX_ANNOUNCED])
-
-        thread = threading.Thread(target=run, name="splitarrow-announce")
-        thread.start()
-        try:
-            yield
-        finally:
-            thread.join()
-
-    def _list_shards(self, position: Position, steps: int, worker: int, workers: int) -> list[int]:
-        """Return the ordinals of the shards of a worker, in the order in which batches need them.
-
-        A shard is there once for each block that follows one of another shard.
-        """
+    def _list_blocks(self, position: Position, steps: int, worker: int, workers: int) -> list[int]:
+        """Return the blocks of a worker, in the order in which batches after `steps` need them."""
         share, order = self._share(position), self.make_order(position.epoch)
         lanes = range(share.lanes)
         if share.lanes % workers == 0:  # otherwise each worker reads all lanes
             lanes = lanes[worker::workers]
-        blocks = share.list_blocks(order, lanes, steps)
-        return [shard for shard, _ in groupby(self._plan.blocks[block].shard for block in blocks)]
+        return share.list_blocks(order, lanes, steps)
 
     def make_order(self, epoch: int | str) -> EpochOrder:
         """Return the order of the rows in an epoch."""

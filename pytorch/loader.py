@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import dropwhile, islice
 from typing import Any, TypeVar, get_args
+from uuid import uuid4
 
 import pyarrow as pa
 
@@ -169,6 +170,8 @@ class StepDataset(_IterableDataset):
         """Where this worker of a loader continues, if that follows from its own state."""
         self._progress: Progress | None = None
         self._telemetry = Telemetry(options.rank, options.threads)
+        self._name = uuid4().hex
+        """The name of this loader among the readers of a server."""
 
     # What the subclasses define. A position has `epoch`, `steps` and `earlier`.
 
@@ -198,13 +201,17 @@ class StepDataset(_IterableDataset):
 
     @abstractmethod
     def _open_sources(
-        self, position: Any, workers: int
+        self, progress: Progress
     ) -> AbstractContextManager[Callable[[int], BlockSource]]:
-        """Connect, and return what finds a source by its number."""
+        """Connect, announce the shards, and return what finds a source by its number."""
 
     @abstractmethod
     def _make_batch(self, plan: BatchPlan, rows: Rows) -> Any:
         """Return what the dataset yields for a batch."""
+
+    def _name_reader(self, progress: Progress) -> str:
+        """Return the name of this worker among the readers of a server."""
+        return f"{self._name}-{progress.worker or 0}"
 
     def _note_errors(self, position: Any) -> Any:
         """Return a position that states which rows this iteration has left out, if it matters."""
@@ -338,7 +345,7 @@ class StepDataset(_IterableDataset):
             report = partial(self._errors.count, worker)
         with (
             self._telemetry.record() as recorder,
-            self._open_sources(position, workers) as find_source,
+            self._open_sources(self._progress) as find_source,
             BlockReader(find_source, self.options.prefetch_blocks, report) as reader,
             closing(
                 self._deliver(position, reader.read(self._plan_batches(position, numbers)), workers)

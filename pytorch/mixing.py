@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ..errors import UsageError
-from .order import EpochOrder, Even, draw_permutation
+from .order import EpochOrder, Even, Span, draw_permutation
 
 Stop = Literal["first", "all", "repeat"]
 """When the epoch of a mixture ends."""
@@ -186,6 +186,38 @@ class PartOrder:
         places = lanes * self._rounds + np.maximum(0, lanes - self._shorter) + rounds
         return lanes, places * self._cell_rows + offsets
 
+    def list_blocks(self, spans: Iterable[Span], rank: int = 0, ranks: int = 1) -> list[int]:
+        """Return the blocks of a rank's lanes, in the order in which some rows need them.
+
+        A block is there for each lane that needs it. A rank also reads the lanes beside its own,
+        because steps do not end with a lane.
+        """
+        lanes = rank * self.lanes // ranks - 1, -(-(rank + 1) * self.lanes // ranks) + 1
+        found: dict[tuple[int, int], int] = {}
+        for begin, end in spans:
+            for lane in range(max(0, lanes[0]), min(lanes[1], self.lanes)):
+                cells = lane * self._rounds + max(0, lane - self._shorter)
+                start = cells * self._cell_rows
+                place, last = (start + self._count(lane, row) for row in (begin, end))
+                for piece in self.order.locate([(place, last)]):
+                    found.setdefault((lane, piece.block), self._find_row(lane, place - start))
+                    place += piece.end - piece.begin
+        return [block for _, block in sorted(found, key=found.__getitem__)]
+
+    def _count(self, lane: int, row: int) -> int:
+        """Return how many rows of a lane come before a row."""
+        cells, offset = divmod(row, self._cell_rows)
+        rounds, index = divmod(cells, self.lanes)
+        lane -= self._shorter if rounds == self._rounds else 0
+        more = self._cell_rows if lane < index else offset if lane == index else 0
+        return rounds * self._cell_rows + (more if lane >= 0 else 0)
+
+    def _find_row(self, lane: int, number: int) -> int:
+        """Return the row that is the one with a number in a lane."""
+        rounds, offset = divmod(number, self._cell_rows)
+        lane -= self._shorter if rounds == self._rounds else 0
+        return (rounds * self.lanes + lane) * self._cell_rows + offset
+
 
 Plan = list[tuple[int, tuple[float, ...]]]
 """The weights from some rows on, in ascending order."""
@@ -272,10 +304,11 @@ class MixOrder:
 
     def __len__(self) -> int:
         """Return the number of rows in the epoch. It takes about a second for 100 million."""
-        with self._lock:
-            while self._end is None:
+        while True:
+            with self._lock:  # not all the time: an announcement must not delay reads
+                if self._end is not None:
+                    return self._end
                 self._extend()
-            return self._end
 
     def has(self, row: int) -> bool:
         """Return whether the epoch has a row."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, fields
+from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, get_args
 
+import numpy as np
 import pyarrow as pa
 
 from ..errors import UsageError
+from .announcement import Announcement, announce
 from .blocks import BatchPlan, BlockSource, Rows, Run
 from .dataset import Part, StreamDataset, check_seed
 from .loader import StepDataset
@@ -29,7 +33,8 @@ from .mixing import (
     make_schedule,
     share_rows,
 )
-from .position import STATE_FORMAT, check_state
+from .order import Span
+from .position import STATE_FORMAT, Progress, check_state
 from .provenance import StoredSource
 from .record_batches import plain_schema, with_plain_types
 from .tensors import convert_batch, torch
@@ -208,22 +213,70 @@ class Mixture(StepDataset):
         return self.options.finish(tensors)
 
     @contextmanager
-    def open_sources(self, position: MixPosition) -> Generator[Callable[[int], BlockSource]]:
-        """Connect, and return what finds a source by its number."""
+    def open_sources(
+        self, epoch: int, reader: str, list_blocks: Callable[[int], Iterable[int]]
+    ) -> Generator[Callable[[int], BlockSource]]:
+        """Connect, announce what a reader reads, and return what finds a source by its number.
+
+        `list_blocks` returns the blocks of a part in the order in which they are read. Each part
+        has an announcement of its own: a server compares them by the bytes that precede a shard.
+        """
         with ExitStack() as stack:
             clients = [stack.enter_context(part.servers.borrow()) for part in self.parts]
+            announcements = [
+                Announcement(client, part.plan, f"{reader}-{index}", partial(list_blocks, index))
+                for index, (client, part) in enumerate(zip(clients, self.parts, strict=True))
+            ]
+            stack.enter_context(announce(announcements))
 
             def find_source(number: int) -> BlockSource:
-                _, plan, order = self.find_stored(position.epoch, number)
+                _, plan, order = self.find_stored(epoch, number)
                 index = number % len(self.parts)
                 return BlockSource(clients[index], plan, order, self.parts[index].lanes)
 
             yield find_source
 
+    def list_blocks(
+        self,
+        index: int,
+        position: MixPosition,
+        rank: int,
+        ranks: int,
+        cell_rows: int = 1,
+        held: Iterable[int] = (),
+    ) -> Iterator[int]:
+        """Yield the blocks of a part that a rank needs from a position on, and in the next epoch.
+
+        `held` are earlier rows that it still needs. The order is that of the rows, which is exact
+        for one rank. Of several, each reads some lanes and a few rows of others, and all workers
+        of a rank read its lanes. The next epoch is taken to read as much of the part as this one.
+        """
+        order, part_rows = self.find_order(position), self._part_rows[index]
+        begin, end = (order.taken(row)[index] for row in (position.rows, len(order)))
+        spans = [(position.epoch, begin, end), (position.epoch + 1, 0, end)]
+        places = (map(int, np.concatenate(order.rows(each, each + 1))) for each in held)
+        spans[:0] = [(position.epoch, row, row + 1) for part, row in places if part == index]
+
+        def divide() -> Iterator[tuple[int, int, Span]]:
+            for epoch, first, last in spans:
+                for turn in range(first // part_rows, -(-last // part_rows)):
+                    start = turn * part_rows
+                    yield epoch, turn, (max(first - start, 0), min(last - start, part_rows))
+
+        for (epoch, turn), members in groupby(divide(), key=itemgetter(0, 1)):
+            each = make_part_order(self.parts[index], epoch, turn, cell_rows)
+            yield from each.list_blocks([span for *_, span in members], rank, ranks)
+
     def _open_sources(
-        self, position: MixPosition, workers: int
+        self, progress: Progress
     ) -> AbstractContextManager[Callable[[int], BlockSource]]:
-        return self.open_sources(position)
+        position = progress.start.after(progress.next)
+        share = self.options.rank, self.options.world_size
+        return self.open_sources(
+            position.epoch,
+            self._name_reader(progress),
+            lambda index: self.list_blocks(index, position, *share),
+        )
 
     def _plan_batches(self, position: MixPosition, numbers: Iterator[int]) -> Iterator[BatchPlan]:
         finder = self.find_rows(position)

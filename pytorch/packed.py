@@ -30,6 +30,7 @@ from .packing import (
     count_tokens,
 )
 from .plan import call_with_client, find_lengths
+from .position import Progress
 from .provenance import StoredSource
 from .tensors import convert_batch, torch
 
@@ -194,9 +195,20 @@ class Packed(StepDataset):
             yield BatchPlan(number, runs, _Detail(packs, rows, lengths[np.argsort(order)]))
 
     def _open_sources(
-        self, position: PackPosition, workers: int
+        self, progress: Progress
     ) -> AbstractContextManager[Callable[[int], BlockSource]]:
-        return self._documents.open_sources(position.documents)
+        share = self.options.rank, self.options.world_size
+        if self._policy == "fit":  # the documents of a pack come from all lanes
+            share = 0, 1
+
+        def list_blocks(index: int) -> Iterator[int]:
+            position = self._advance(progress.start, progress.next)
+            packs = (*position.ready, *position.open_packs)
+            held = sorted({part.document for pack in packs for part in pack})
+            return self._documents.list_blocks(index, position.documents, *share, CELL_ROWS, held)
+
+        reader = self._name_reader(progress)
+        return self._documents.open_sources(progress.start.epoch, reader, list_blocks)
 
     def _make_batch(self, plan: BatchPlan, rows: Rows) -> Any:
         detail: _Detail = plan.detail
@@ -274,8 +286,9 @@ class Packed(StepDataset):
         if steps == position.steps:
             return position
         current = position
-        if self._memo is not None and self._memo[0] == position and self._memo[1].steps <= steps:
-            current = self._memo[1]  # checkpoints are taken in ascending order
+        memo = self._memo  # an announcement replaces it in a thread
+        if memo is not None and memo[0] == position and memo[1].steps <= steps:
+            current = memo[1]  # checkpoints are taken in ascending order
         sequence, _ = self._make_sequence(current)
         for _ in range(steps - current.steps):
             sequence.take(self.options.step_rows)

@@ -12,11 +12,11 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import pyarrow as pa
@@ -170,6 +170,10 @@ class DatasetPlan:
                 first, _ = ranges.pop()
             ranges.append((first, end))
         return shard, ranges
+
+    def list_shards(self, blocks: Iterable[int]) -> Iterator[int]:
+        """Yield the ordinals of the shards of some blocks, without repetitions in succession."""
+        return (shard for shard, _ in groupby(self.blocks[block].shard for block in blocks))
 
     def read(self, client: AnyClient, blocks: Sequence[Block]) -> Generator[BlockBatches]:
         """Yield the record batches of ascending blocks, each block when it has arrived.

@@ -141,7 +141,7 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "pytorch": [
         {"decoding", "order", "plan", "record_batches"},
-        {"mixing", "position", "tensors"},
+        {"announcement", "mixing", "position", "tensors"},
         {"device_tensors", "mapped_tensors", "metrics"},
         {"blocks", "shared_batch"},
         {"bad_rows", "packing", "provenance"},

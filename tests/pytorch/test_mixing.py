@@ -182,6 +182,29 @@ def test_the_ranks_divide_a_step(ranks: int, batch_rows: int, missing: int, even
         assert max(sizes) - min(sizes) <= 1
 
 
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=30),
+    st.integers(1, 9),
+    st.integers(1, 12),
+    st.data(),
+)
+def test_blocks_are_listed_in_the_order_in_which_rows_need_them(
+    blocks: list[int], lanes: int, cell_rows: int, data: st.DataObject
+) -> None:
+    order = PartOrder(EpochOrder(blocks, 1, 0, shuffle=True), lanes, cell_rows)
+    cuts = data.draw(st.lists(st.integers(0, sum(blocks)), min_size=4, max_size=4))
+    first, end, begin, last = sorted(cuts)
+    spans = [(first, end), (begin, last)]
+    places, positions = order.place(np.concatenate([np.arange(*span) for span in spans]))
+    found, _ = order.order.find(positions)
+    needed = dict.fromkeys(zip(places.tolist(), found.tolist(), strict=True))
+    assert order.list_blocks(spans) == [block for _, block in needed]
+    rank = data.draw(st.integers(0, 2))
+    mine = {lane for lane in range(order.lanes) if rank <= lane / order.lanes * 3 < rank + 1}
+    listed = order.list_blocks(spans, rank, 3)
+    assert Counter(block for lane, block in needed if lane in mine) <= Counter(listed)
+
+
 def test_ranks_read_lanes_of_their_own() -> None:
     blocks = [1000] * 48
     epoch = EpochOrder(blocks, 1, 0, shuffle=True)
