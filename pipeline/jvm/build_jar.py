@@ -1,9 +1,11 @@
 """Builds the jar of the reader in the JVM: the same classes from the same sources and compiler.
 
-It needs a ``javac`` of `JAVA_VERSION`, and PySpark, whose jars are the only dependencies::
+It needs a ``javac`` of `JAVA_VERSION`, and PySpark, whose jars are the only dependencies. Every
+version of Spark that the jar works with makes the same classes::
 
     python -m splitarrow.pipeline.jvm.build_jar TARGET
     python -m splitarrow.pipeline.jvm.build_jar --check TARGET
+    python -m splitarrow.pipeline.jvm.build_jar --check TARGET FOLDER/pyspark/jars
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 _OPTIONS = ("-Xlint:all,-processing,-classfile,-path", "-Werror", "-proc:none", "-g:none")
 
 
-def build_jar(target: Path, sources: Path = _SOURCES) -> None:
-    """Compile the sources, and write the jar.
+def build_jar(target: Path, spark: Path | None = None) -> None:
+    """Compile the sources with the jars in a folder, by default PySpark's, and write the jar.
 
     Raises `MissingExtraError` if PySpark or the compiler is not installed, and `ConfigError` if the
     compiler has another version, or reports a warning or an error.
@@ -38,9 +40,9 @@ def build_jar(target: Path, sources: Path = _SOURCES) -> None:
     compiler = _find_compiler()
     with tempfile.TemporaryDirectory() as folder:
         classes = Path(folder)
-        files = sorted(str(path) for path in sources.rglob("*.java"))
+        files = sorted(str(path) for path in _SOURCES.rglob("*.java"))
         command = [compiler, *_OPTIONS, "--release", str(JAVA_VERSION), "-encoding", "UTF-8"]
-        command += ["-cp", f"{_spark_jars()}/*", "-d", folder, *files]
+        command += ["-cp", f"{spark or _spark_jars()}/*", "-d", folder, *files]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             raise ConfigError(f"javac fails:\n{result.stdout}{result.stderr}".rstrip())
@@ -80,15 +82,15 @@ def _write_zip(target: Path, entries: dict[str, bytes]) -> None:
             archive.writestr(entry, entries[name])
 
 
-def check_jar(jar: Path) -> None:
-    """Check that a jar has the contents that its sources compile to.
+def check_jar(jar: Path, spark: Path | None = None) -> None:
+    """Check that a jar has the contents that its sources compile to with the jars in a folder.
 
     Raises `ConfigError` if an entry differs, with its name, and `MissingExtraError` if PySpark or
     the compiler is not installed.
     """
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder, "built.jar")
-        build_jar(built)
+        build_jar(built, spark)
         expected, found = _read_zip(built), _read_zip(jar)
     names = sorted(expected.keys() | found.keys())
     differing = [name for name in names if expected.get(name) != found.get(name)]
@@ -102,9 +104,9 @@ def _read_zip(path: Path) -> dict[str, bytes]:
 
 
 def _main() -> None:
-    *options, target = sys.argv[1:]
+    paths = [Path(argument) for argument in sys.argv[1:] if argument != "--check"]
     try:
-        check_jar(Path(target)) if "--check" in options else build_jar(Path(target))
+        (check_jar if "--check" in sys.argv else build_jar)(*paths)
     except SplitArrowError as error:
         sys.exit(str(error))
 

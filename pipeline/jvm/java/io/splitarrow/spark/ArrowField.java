@@ -20,11 +20,12 @@ import org.apache.arrow.flatbuf.TimeUnit;
 import org.apache.arrow.flatbuf.Timestamp;
 import org.apache.arrow.flatbuf.Type;
 import org.apache.arrow.flatbuf.Union;
+import org.apache.spark.sql.types.DataType;
 
 /**
  * A field of an Arrow schema, as far as its values are concerned.
  *
- * @param typeId one of the constants of {@link Type}
+ * @param typeId one of the constants of {@link Type}, or of those below
  * @param width the size of a value in bits or, for lists and binaries of fixed size, in elements
  * @param signed whether an integer is signed
  * @param unit the unit of a time as one of the constants of {@link TimeUnit}, or of a date; the
@@ -41,6 +42,18 @@ record ArrowField(
     String extension,
     Encoding dictionary,
     List<ArrowField> children) {
+
+  // The types that the Arrow of Spark 3.5 has no constants for.
+  static final byte RUN_END_ENCODED = 22;
+  static final byte BINARY_VIEW = 23;
+  static final byte UTF8_VIEW = 24;
+  static final byte LIST_VIEW = 25;
+  static final byte LARGE_LIST_VIEW = 26;
+
+  /** Returns whether a type of Spark is VARIANT, which Spark 3.5 does not have. */
+  static boolean isVariant(DataType type) {
+    return type.typeName().equals("variant");
+  }
 
   /** A dictionary encoding: its identifier, and the integers that refer to the dictionary. */
   record Encoding(long id, int width, boolean signed) {}

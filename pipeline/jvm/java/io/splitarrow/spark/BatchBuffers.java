@@ -12,21 +12,25 @@ final class BatchBuffers {
   record Node(int length, int nulls) {}
 
   private final RecordBatch batch;
+  private final ViewCounts views;
   private final Buffer[] buffers;
   private final Memory memory;
   private final List<ArrowBuf> owned;
   private int node;
   private int buffer;
-  private int variadic;
+  private int view;
   private long used;
 
   /**
+   * @param views the counts of the same message
    * @param body the memory of the body, which must outlive the columns
    * @param owned receives the buffers that decompression allocates, which the caller closes
    */
-  BatchBuffers(RecordBatch batch, Buffer body, Memory memory, List<ArrowBuf> owned)
+  BatchBuffers(
+      RecordBatch batch, ViewCounts views, Buffer body, Memory memory, List<ArrowBuf> owned)
       throws ReadFailure {
     this.batch = batch;
+    this.views = views;
     this.memory = memory;
     this.owned = owned;
     int count = batch.buffersLength();
@@ -93,10 +97,10 @@ final class BatchBuffers {
 
   /** Returns the number of data buffers of the next array of views. */
   int nextVariadicCount() throws ReadFailure {
-    if (variadic >= batch.variadicBufferCountsLength()) {
+    if (view >= views.length()) {
       throw ReadFailure.invalid("the record batch has fewer view arrays than its schema");
     }
-    long count = batch.variadicBufferCounts(variadic++);
+    long count = views.get(view++);
     if (count < 0 || count > buffers.length - buffer) {
       throw ReadFailure.invalid("the record batch has fewer buffers than its views");
     }

@@ -80,7 +80,7 @@ final class BatchStream implements Closeable {
             readDictionary((DictionaryBatch) message.header(new DictionaryBatch()), part);
         default -> {
           body = part.owned();
-          readBatch((RecordBatch) message.header(new RecordBatch()), part.body());
+          readBatch((RecordBatch) message.header(new RecordBatch()), part);
           return true;
         }
       }
@@ -154,7 +154,7 @@ final class BatchStream implements Closeable {
           ? struct.apply(child.name()).dataType()
           : null;
     }
-    if (type instanceof org.apache.spark.sql.types.VariantType) {
+    if (ArrowField.isVariant(type)) {
       return org.apache.spark.sql.types.DataTypes.BinaryType;
     }
     return index == 1 ? type : null; // the values of runs
@@ -175,7 +175,9 @@ final class BatchStream implements Closeable {
       if (field == null) {
         throw ReadFailure.invalid("the schema has no dictionary " + id);
       }
-      BatchBuffers buffers = new BatchBuffers(dictionary.data(), part.body(), memory, kept);
+      BatchBuffers buffers =
+          new BatchBuffers(
+              dictionary.data(), ViewCounts.of(part.message()), part.body(), memory, kept);
       Column values =
           new ColumnDecoder(buffers, dictionaries).decode(field, dictionaryTypes.get(id));
       buffers.requireEnd();
@@ -216,12 +218,13 @@ final class BatchStream implements Closeable {
     return new Segments(columns, ends);
   }
 
-  private void readBatch(RecordBatch batch, Buffer memoryOfBody) throws ReadFailure {
+  private void readBatch(RecordBatch batch, Messages.Part part) throws ReadFailure {
     if (batch.length() < 0 || batch.length() > Integer.MAX_VALUE - 8) {
       throw ReadFailure.invalid("the record batch has " + batch.length() + " rows");
     }
     rows = (int) batch.length();
-    BatchBuffers buffers = new BatchBuffers(batch, memoryOfBody, memory, owned);
+    BatchBuffers buffers =
+        new BatchBuffers(batch, ViewCounts.of(part.message()), part.body(), memory, owned);
     ColumnDecoder decoder = new ColumnDecoder(buffers, dictionaries);
     columns = new Column[targets.length];
     for (int index = 0; index < targets.length; index++) {

@@ -19,7 +19,6 @@ import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
-import org.apache.spark.sql.types.VariantType;
 import org.apache.spark.sql.vectorized.ColumnVector;
 
 /** Decodes the columns of one record batch, in the order of the schema. */
@@ -47,8 +46,12 @@ final class ColumnDecoder {
     }
     return switch (field.typeId()) {
       case Type.Null -> new NumberColumns.Nulls(type, buffers.nextNode().length());
-      case Type.RunEndEncoded -> decodeRuns(field, type);
-      case Type.List, Type.LargeList, Type.FixedSizeList, Type.ListView, Type.LargeListView ->
+      case ArrowField.RUN_END_ENCODED -> decodeRuns(field, type);
+      case Type.List,
+              Type.LargeList,
+              Type.FixedSizeList,
+              ArrowField.LIST_VIEW,
+              ArrowField.LARGE_LIST_VIEW ->
           decodeList(field, type);
       case Type.Map -> decodeMap(field, (MapType) type);
       case Type.Struct_ -> decodeStruct(field, type);
@@ -64,7 +67,7 @@ final class ColumnDecoder {
         yield new Large(
             type, header.length, header.validity, header.nulls, offsets, buffers.next());
       }
-      case Type.Utf8View, Type.BinaryView -> {
+      case ArrowField.UTF8_VIEW, ArrowField.BINARY_VIEW -> {
         Header header = header();
         Buffer views = buffers.next();
         Buffer[] data = buffers.nextVariadic();
@@ -82,11 +85,11 @@ final class ColumnDecoder {
       return;
     }
     switch (field.typeId()) {
-      case Type.Null, Type.RunEndEncoded -> {}
+      case Type.Null, ArrowField.RUN_END_ENCODED -> {}
       case Type.Struct_, Type.FixedSizeList -> buffers.skip(1);
       case Type.Utf8, Type.Binary, Type.LargeUtf8, Type.LargeBinary -> buffers.skip(3);
-      case Type.ListView, Type.LargeListView -> buffers.skip(3);
-      case Type.Utf8View, Type.BinaryView -> {
+      case ArrowField.LIST_VIEW, ArrowField.LARGE_LIST_VIEW -> buffers.skip(3);
+      case ArrowField.UTF8_VIEW, ArrowField.BINARY_VIEW -> {
         buffers.skip(2);
         buffers.skip(buffers.nextVariadicCount());
       }
@@ -184,9 +187,10 @@ final class ColumnDecoder {
 
   private Column decodeList(ArrowField field, DataType type) throws ReadFailure {
     Header header = header();
-    boolean large = field.typeId() == Type.LargeList || field.typeId() == Type.LargeListView;
-    boolean view = field.typeId() == Type.ListView || field.typeId() == Type.LargeListView;
-    boolean fixed = field.typeId() == Type.FixedSizeList;
+    byte id = field.typeId();
+    boolean large = id == Type.LargeList || id == ArrowField.LARGE_LIST_VIEW;
+    boolean view = id == ArrowField.LIST_VIEW || id == ArrowField.LARGE_LIST_VIEW;
+    boolean fixed = id == Type.FixedSizeList;
     Buffer offsets = fixed ? Buffer.EMPTY : buffers.next();
     Buffer sizes = view ? buffers.next() : Buffer.EMPTY;
     Column child = decode(child(field, 0), ((ArrayType) type).elementType());
@@ -218,7 +222,7 @@ final class ColumnDecoder {
   }
 
   private Column decodeStruct(ArrowField field, DataType type) throws ReadFailure {
-    if (type instanceof VariantType) {
+    if (ArrowField.isVariant(type)) {
       StructType parts =
           new StructType().add("value", DataTypes.BinaryType).add("metadata", DataTypes.BinaryType);
       return decodeChildren(field, type, parts.fields(), true);

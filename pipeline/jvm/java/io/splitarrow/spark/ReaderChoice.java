@@ -41,6 +41,11 @@ enum ReaderChoice {
       throw new IllegalArgumentException(
           "the JVM reader cannot read '" + dataset + "': " + problem);
     }
+    if (!PythonSource.isSupported()) {
+      throw new IllegalArgumentException(
+          "the JVM reader cannot read '" + dataset + "': " + problem + "; " + PythonSource.MISSING
+              + ", which read the rest in Spark 4");
+    }
     if (NOTICES.add(dataset + problem)) {
       LOG.warn("The Python source reads '{}', by rows: {}", dataset, problem);
     }

@@ -17,7 +17,8 @@ import org.apache.spark.sql.sources.DataSourceRegister;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
-import scala.jdk.javaapi.CollectionConverters;
+import scala.Tuple2;
+import scala.collection.Iterator;
 
 /**
  * The data source {@code splitarrow}: reads datasets by columns.
@@ -82,7 +83,13 @@ public final class SplitArrowSource
       SaveMode mode,
       scala.collection.immutable.Map<String, String> options,
       Dataset<Row> rows) {
-    DatasetWriter.save(rows, mode, CollectionConverters.asJava(options));
+    Map<String, String> values = new HashMap<>();
+    // The converters of Scala 2.12 and 2.13 have different names.
+    for (Iterator<Tuple2<String, String>> pairs = options.iterator(); pairs.hasNext(); ) {
+      Tuple2<String, String> pair = pairs.next();
+      values.put(pair._1(), pair._2());
+    }
+    DatasetWriter.save(rows, mode, values);
     return new BaseRelation() {
       @Override
       public SQLContext sqlContext() {
@@ -96,8 +103,11 @@ public final class SplitArrowSource
     };
   }
 
-  /** Accepts every type: the Python source refuses those that it cannot write, by name. */
-  @Override
+  /**
+   * Accepts every type: the Python source refuses those that it cannot write, by name.
+   *
+   * <p>It overrides a method that Spark 3.5 does not have.
+   */
   public boolean supportsDataType(DataType type) {
     return true;
   }

@@ -43,6 +43,9 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
 
   @Override
   public Set<TableCapability> capabilities() {
+    if (!PythonSource.isSupported()) {
+      return EnumSet.of(TableCapability.BATCH_READ, TableCapability.V1_BATCH_WRITE);
+    }
     Set<TableCapability> capabilities = EnumSet.copyOf(python().capabilities());
     // Otherwise, Spark refuses the modes error and ignore before it asks.
     capabilities.remove(TableCapability.BATCH_WRITE);
@@ -72,7 +75,7 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
       try {
         dataset = Described.of(options);
       } catch (IllegalArgumentException error) {
-        if (choice == ReaderChoice.JVM) {
+        if (choice == ReaderChoice.JVM || !PythonSource.isSupported()) {
           throw error;
         }
         return pythonBuilder(); // a stream may be what is read; a batch fails there as well
