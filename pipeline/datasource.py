@@ -1,4 +1,7 @@
-"""The data source ``splitarrow``: the class that PySpark instantiates for reads and writes."""
+"""The data source ``splitarrow``: the class that PySpark instantiates for reads and writes.
+
+Spark has data sources in Python from version 4.0 on.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,17 @@ from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 
 from ..errors import UsageError
+from .batch_queries import DatasetReader, ShardWriter
 from .options import SparkOptions
-from .reader import (
-    READ_OPTIONS,
-    READERS,
-    DatasetReader,
+from .reader import READ_OPTIONS, READERS, RemoteDataset, dataset_schema
+from .streaming_queries import (
+    STREAM_WRITE_OPTIONS,
     DatasetStreamReader,
-    RemoteDataset,
-    dataset_schema,
+    StreamShardWriter,
+    require_stream_writer,
 )
-from .workers import Portable
-from .writer import STREAM_WRITE_OPTIONS, WRITE_OPTIONS, ShardWriter, StreamShardWriter, plan_write
+from .workers import Portable, one_line_errors
+from .writer import WRITE_OPTIONS, plan_write
 
 
 class SplitArrowDataSource(Portable, ds.DataSource):
@@ -33,6 +36,7 @@ class SplitArrowDataSource(Portable, ds.DataSource):
         """Return the name to pass to ``format(...)``."""
         return "splitarrow"
 
+    @one_line_errors
     def schema(self) -> st.StructType:
         """Return the schema of the dataset's current version, which `reader` will read."""
         options = self._read_options()
@@ -40,6 +44,7 @@ class SplitArrowDataSource(Portable, ds.DataSource):
         self._version = info.version
         return dataset_schema(info, options.names("columns"))
 
+    @one_line_errors
     def reader(self, schema: st.StructType) -> ds.DataSourceReader:
         """Return the reader of a batch query."""
         options = self._read_options()
@@ -50,16 +55,21 @@ class SplitArrowDataSource(Portable, ds.DataSource):
             )
         return DatasetReader(options, schema, self._version)
 
+    # PySpark raises another error while it handles one of this method, and needs the traceback to
+    # show both.
     def streamReader(self, schema: st.StructType) -> ds.DataSourceStreamReader:
         """Return the reader of a streaming query."""
         return DatasetStreamReader(self._read_options(), schema)
 
+    @one_line_errors
     def writer(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceWriter:
         """Return the writer of a DataFrame."""
         return ShardWriter(plan_write(SparkOptions(self.options, WRITE_OPTIONS), schema), overwrite)
 
+    @one_line_errors
     def streamWriter(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceStreamWriter:
         """Return the writer of a streaming query."""
+        require_stream_writer()
         plan = plan_write(SparkOptions(self.options, STREAM_WRITE_OPTIONS), schema)
         return StreamShardWriter(plan, overwrite)
 

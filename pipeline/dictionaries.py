@@ -90,6 +90,8 @@ def dictionary_columns(frame: DataFrame) -> list[str]:
     """
     from pyspark.sql import types as st
 
+    from .spark_versions import collect_batches
+
     all_names = frame.schema.names
     encodable = [
         field.name
@@ -101,7 +103,10 @@ def dictionary_columns(frame: DataFrame) -> list[str]:
         return []
     # Spark cannot export some other columns in this way: VARIANT with nulls, for one.
     quoted = [f"`{name.replace('`', '``')}`" for name in encodable]
-    sample: pa.Table = frame.select(quoted).limit(SAMPLE_ROWS).toArrow()
+    batches = collect_batches(frame.select(quoted).limit(SAMPLE_ROWS))
+    if not batches:
+        return []
+    sample = pa.Table.from_batches(batches)
     names: list[str] = []
     for name, column in zip(encodable, sample.columns, strict=True):
         values: Any = column.drop_null()

@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as at
-from pyspark.sql import datasource as ds
 
 from ..errors import InvalidDataError, UsageError
 from ..filters import decode_filter, encode_filter
@@ -26,18 +25,27 @@ from ..filters.tree import Call, Column, Literal, combine, make_literal
 from ..formats.nested_fields import choose_fields, extend_schema
 from ..protocol.request import MAX_FILTER_CHARS
 
-_STRING_PREDICATES: dict[type[ds.Filter], str] = {
-    ds.StringStartsWith: "starts_with",
-    ds.StringEndsWith: "ends_with",
-    ds.StringContains: "contains",
+_OPERATORS = {
+    "EqualTo": "=",
+    "EqualNullSafe": "<=>",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "In": "IN",
+    "IsNull": "IS_NULL",
+    "IsNotNull": "IS_NOT_NULL",
+    "StringStartsWith": "STARTS_WITH",
+    "StringEndsWith": "ENDS_WITH",
+    "StringContains": "CONTAINS",
 }
-_COMPARISONS: dict[type[ds.Filter], str] = {
-    ds.EqualTo: "=",
-    ds.LessThan: "<",
-    ds.LessThanOrEqual: "<=",
-    ds.GreaterThan: ">",
-    ds.GreaterThanOrEqual: ">=",
+"""The operators of Spark's JVM by the names of the classes of PySpark."""
+_STRING_PREDICATES = {
+    "STARTS_WITH": "starts_with",
+    "ENDS_WITH": "ends_with",
+    "CONTAINS": "contains",
 }
+_COMPARISONS = ("=", "<", "<=", ">", ">=")
 _PUSHED_KINDS = ("boolean", "integer", "float", "decimal", "text", "date", "timestamp")
 
 
@@ -73,13 +81,13 @@ def parse_option(text: str) -> Any:
         ) from None
 
 
-def translate_filter(spark_filter: ds.Filter, schema: pa.Schema) -> Any:
-    """Return the filter that keeps exactly the rows that a filter of Spark keeps.
+def translate_filter(spark_filter: Any, schema: pa.Schema) -> Any:
+    """Return the filter that keeps exactly the rows that a filter of PySpark keeps.
 
     `schema` is that of the dataset. Return None if there is none.
     """
     try:
-        return _translate(spark_filter, schema)
+        return _translate_object(spark_filter, schema)
     except (_UnsupportedFilterError, UsageError):
         return None
 
@@ -94,42 +102,51 @@ def combine_filters(filters: Iterable[Any], schema: pa.Schema) -> str | None:
     return None if text is None or len(text) > MAX_FILTER_CHARS else text
 
 
-def _translate(spark_filter: ds.Filter, schema: pa.Schema) -> Any:
-    if isinstance(spark_filter, ds.Not):
-        return Call("not", (_translate(spark_filter.child, schema),))
-    operands: Any = spark_filter
-    column = Column(".".join(operands.attribute))
-    data_type = _find_type(operands.attribute, schema)
-    match spark_filter:
-        case ds.IsNull():
+def _translate_object(spark_filter: Any, schema: pa.Schema) -> Any:
+    name = type(spark_filter).__name__
+    if name == "Not":
+        return Call("not", (_translate_object(spark_filter.child, schema),))
+    if name not in _OPERATORS:
+        raise _UnsupportedFilterError(f"the filter {name} is unknown")
+    value = getattr(spark_filter, "value", None)
+    return _translate(_OPERATORS[name], spark_filter.attribute, value, schema)
+
+
+def _translate(operator: str, path: tuple[str, ...], value: Any, schema: pa.Schema) -> Any:
+    """Return the filter that applies an operator of Spark to a column and a value.
+
+    `value` is a sequence for ``IN``, and unused for ``IS_NULL`` and ``IS_NOT_NULL``.
+    """
+    column = Column(".".join(path))
+    data_type = _find_type(path, schema)
+    match operator:
+        case "IS_NULL":
             tree = Call("is null", (column,))
-        case ds.IsNotNull():
+        case "IS_NOT_NULL":
             tree = Call("not", (Call("is null", (column,)),))
-        case ds.In():
+        case "IN":
             if at.is_floating(data_type):
                 raise _UnsupportedFilterError("-0.0 equals 0.0, but their hashes differ")
-            values = [_make_literal(value, data_type) for value in operands.value]
+            values = [_make_literal(each, data_type) for each in value]
             tree = Call("in", (column, *values))
-        case ds.EqualNullSafe() if operands.value is None:
+        case "<=>" if value is None:
             tree = Call("is null", (column,))
-        case ds.EqualNullSafe():
-            equal = Call("=", (column, _make_literal(operands.value, data_type)))
+        case "<=>":
+            equal = Call("=", (column, _make_literal(value, data_type)))
             tree = Call("is true", (equal,))
-        case _ if type(spark_filter) in _STRING_PREDICATES:
-            function = _STRING_PREDICATES[type(spark_filter)]
-            tree = Call(function, (column, Literal(operands.value)))
-        case _ if type(spark_filter) in _COMPARISONS:
-            symbol = _COMPARISONS[type(spark_filter)]
-            if operands.value is None:
+        case _ if operator in _STRING_PREDICATES:
+            tree = Call(_STRING_PREDICATES[operator], (column, Literal(value)))
+        case _ if operator in _COMPARISONS:
+            if value is None:
                 raise _UnsupportedFilterError("it compares with null")
-            literal = _make_literal(operands.value, data_type)
-            if symbol in (">", ">="):  # true for NaN, which is less than nothing
-                opposite = {">": "<=", ">=": "<"}[symbol]
+            literal = _make_literal(value, data_type)
+            if operator in (">", ">="):  # true for NaN, which is less than nothing
+                opposite = {">": "<=", ">=": "<"}[operator]
                 tree = Call("not", (Call(opposite, (column, literal)),))
             else:
-                tree = Call(symbol, (column, literal))
+                tree = Call(operator, (column, literal))
         case _:
-            raise _UnsupportedFilterError(f"the filter {type(spark_filter).__name__} is unknown")
+            raise _UnsupportedFilterError(f"the operator {operator} is unknown")
     bind(tree, _extend(schema, column.name))
     return tree
 
@@ -167,18 +184,6 @@ def _make_literal(value: Any, data_type: Any) -> Literal:
 _EPOCH = datetime.datetime(1970, 1, 1)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 
-_SYMBOLS: dict[str, Callable[..., ds.Filter]] = {
-    "=": ds.EqualTo,
-    "<=>": ds.EqualNullSafe,
-    "<": ds.LessThan,
-    "<=": ds.LessThanOrEqual,
-    ">": ds.GreaterThan,
-    ">=": ds.GreaterThanOrEqual,
-    "<>": lambda column, value: ds.Not(ds.EqualTo(column, value)),
-    "STARTS_WITH": ds.StringStartsWith,
-    "ENDS_WITH": ds.StringEndsWith,
-    "CONTAINS": ds.StringContains,
-}
 _MIRRORED = {"=": "=", "<=>": "<=>", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 _LITERALS: dict[str, Callable[[str], Any]] = {
@@ -226,33 +231,27 @@ def _translate_predicate(predicate: Mapping[str, Any], schema: pa.Schema) -> Any
     if operator in ("AND", "OR"):
         parts = [_translate_predicate(each, schema) for each in operands]
         return combine(operator.lower(), parts)
-    return _translate(_spark_filter(operator, operands), schema)
+    return _translate_simple(operator, operands, schema)
 
 
-def _spark_filter(operator: str, operands: Sequence[Mapping[str, Any]]) -> ds.Filter:
-    """Return a predicate about one column as PySpark represents it."""
+def _translate_simple(
+    operator: str, operands: Sequence[Mapping[str, Any]], schema: pa.Schema
+) -> Any:
+    """Return the filter of a predicate about one column."""
     first, *rest = operands
     if operator == "NOT":
         if "operator" not in first or first["operator"] in ("AND", "OR"):
             raise _UnsupportedFilterError("it has no translation")
-        inner = _spark_filter(first["operator"], first["operands"])
-        return inner.child if isinstance(inner, ds.Not) else ds.Not(inner)
+        return Call("not", (_translate_simple(first["operator"], first["operands"], schema),))
     if operator in _MIRRORED and "column" not in first and "column" in rest[0]:
         operator, first, rest = _MIRRORED[operator], rest[0], [first]
     if "column" not in first:
         raise _UnsupportedFilterError("it has no translation")
-    column = (first["column"],)
-    match operator:
-        case "IS_NULL":
-            return ds.IsNull(column)
-        case "IS_NOT_NULL":
-            return ds.IsNotNull(column)
-        case "IN":
-            return ds.In(column, tuple(_literal(operand) for operand in rest))
-        case _ if operator in _SYMBOLS:
-            return _SYMBOLS[operator](column, _literal(rest[0]))
-        case _:
-            raise _UnsupportedFilterError("it has no translation")
+    values = [_literal(operand) for operand in rest]
+    if operator == "<>":
+        return Call("not", (_translate("=", (first["column"],), values[0], schema),))
+    value = values if operator == "IN" or not values else values[0]
+    return _translate(operator, (first["column"],), value, schema)
 
 
 def _literal(operand: Mapping[str, Any]) -> Any:

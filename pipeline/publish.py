@@ -35,8 +35,11 @@ from ..publication.version_store import VersionStore
 from ..transport.tls_options import TlsOptions
 from .dictionaries import dictionary_columns
 from .folder_publication import publish_folder
+from .options import SparkOptions
 from .spark_errors import translate_errors
 from .spark_session import BATCH_BYTES, BATCH_ROWS, DEFAULTS
+from .spark_versions import DATE_AND_TIME_TYPES, HAS_PYTHON_SOURCES, collect_batches
+from .writer import WRITE_OPTIONS, write_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -470,14 +473,16 @@ def _write(
         "dictionary": job.dictionary,
         "job_id": job_id,
     }
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    if not HAS_PYTHON_SOURCES:
+        settings = SparkOptions({"path": location, **given}, WRITE_OPTIONS)
+        write_frame(frame, settings, overwrite=overwrite)
+        return
     writer = frame.write.format("splitarrow").mode("overwrite" if overwrite else "append")
-    for name, value in options.items():
-        if value is not None:
-            writer = writer.option(name, value)
-    writer.save(location)
+    writer.options(**given).save(location)
 
 
-_NARROW_TYPES = (st.NumericType, st.BooleanType, st.DatetimeType, st.NullType)
+_NARROW_TYPES = (st.NumericType, st.BooleanType, *DATE_AND_TIME_TYPES, st.NullType)
 _SAMPLE_ROWS = 100
 _MAX_NARROW_BYTES = 4096
 _LIMIT_FOR_NARROW_ROWS = (BATCH_ROWS, "4096")
@@ -509,12 +514,13 @@ def _mean_row_bytes(frame: DataFrame) -> float:
     if all(isinstance(field.dataType, _NARROW_TYPES) for field in frame.schema.fields):
         return 0
     try:
-        sample: Any = frame.limit(_SAMPLE_ROWS).toArrow()
+        sample = collect_batches(frame.limit(_SAMPLE_ROWS))
     except (PySparkException, Py4JError):  # the job itself will raise the same error
         return float("inf")
     except pa.ArrowException:  # toArrow cannot convert a VARIANT that is null
         return float("inf")
-    return sample.nbytes / max(1, sample.num_rows)
+    rows = sum(batch.num_rows for batch in sample)
+    return sum(batch.nbytes for batch in sample) / max(1, rows)
 
 
 def publish(

@@ -1,33 +1,28 @@
 """Reading datasets: the driver plans one task per shard of one version, and each reads its own.
 
-Three callers share the tasks: the reader of batch queries, the reader of streaming queries, which
-reads each row of each new version once, and `read`, which reads record batches with
-``mapInArrow``.
+Three callers share the tasks: the readers of batch queries and of streaming queries, which
+`datasource` and `streaming` contain, and `read`, which reads record batches with ``mapInArrow``.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from ..client.arguments import Read, ReadArguments
 from ..client.connect import AnyClient, connect
 from ..client.dataset.requests import check_complete
 from ..client.rpc.info import DatasetInfo
-from ..errors import UsageError, remote_error
+from ..errors import UsageError
 from ..filters import decode_filter, encode_filter
 from ..formats.nested_fields import select_schema
 from ..protocol.request import Request
 from ..transport.tls_options import TlsOptions
 from .casting import Caster
-from .filters import combine_filters, parse_option, translate_filter
 from .options import TLS_OPTIONS, SparkOptions
 from .types import arrow_schema, check_readable, spark_schema
 from .workers import Portable, check_workers, use_worker_python
@@ -194,84 +189,6 @@ def slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch if slice_rows >= rows else batch.slice(start, slice_rows)
 
 
-_PUSHDOWN_IS_SAFE = hasattr(ds.DataSourceReader, "pushLimit")
-"""Whether Spark keeps the pushed filters of a query apart from other queries of the DataFrame.
-
-Up to version 4.3 the other queries apply those filters as well, and miss rows.
-"""
-
-
-class ReadPartition(ds.InputPartition):
-    """A read task as a partition of Spark."""
-
-    def __init__(self, task: ReadTask) -> None:
-        super().__init__(task)
-
-
-class DatasetReader(Portable, ds.DataSourceReader):
-    """Plans a read on the driver, and reads partitions in the tasks. Spark pickles it for them.
-
-    `version` is read if the options name none.
-    """
-
-    def __init__(self, options: SparkOptions, schema: st.StructType, version: str | None) -> None:
-        check_readable(schema)
-        self._dataset = RemoteDataset.from_options(options)
-        self._schema = arrow_schema(schema)
-        self._version = options.text("version") or version
-        self._limit = options.count("limit", minimum=0)
-        self._shards_per_task = options.count("shards_per_partition") or 1
-        self._pushdown = options.flag("pushdown", _PUSHDOWN_IS_SAFE)
-        self._filter = options.text("filter")
-        if self._filter is not None:
-            parse_option(self._filter)
-        # PySpark refuses a reader that overrides this method while pushdown is disabled. Such a
-        # session must work too: the reader returns all rows, and Spark filters them.
-        self.pushFilters: Any = _FilterPushdown(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what the tasks need: they push no filters."""
-        return {name: value for name, value in self.__dict__.items() if name != "pushFilters"}
-
-    def push_filters(self, filters: list[ds.Filter]) -> list[ds.Filter]:
-        """Accept the filters that the daemon can apply, and return the others."""
-        if not self._pushdown or self._limit is not None or self._filter is not None:
-            return filters
-        schema = self._dataset.info(self._version).schema
-        translated = [translate_filter(candidate, schema) for candidate in filters]
-        self._filter = combine_filters((each for each in translated if each is not None), schema)
-        if self._filter is None:
-            return filters
-        pairs = zip(filters, translated, strict=True)
-        return [candidate for candidate, tree in pairs if tree is None]
-
-    def partitions(self) -> Sequence[ds.InputPartition]:
-        """Return one partition per ``shards_per_partition`` shards."""
-        info = self._dataset.info(self._version)
-        tasks = plan_read(info, shard_ordinals(info), self._shards_per_task, self._limit)
-        return [ReadPartition(task) for task in tasks]
-
-    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a partition."""
-        if not isinstance(partition, ReadPartition):
-            return iter(())  # the placeholder of PySpark for a read without partitions
-        return read_batches(self._dataset, partition.value, self._filter, self._schema)
-
-
-class _FilterPushdown:
-    """The method ``pushFilters`` of a reader, in a form that PySpark takes for the inherited one.
-
-    PySpark compares ``reader.pushFilters.__func__`` with the function of the base class.
-    """
-
-    def __init__(self, reader: DatasetReader) -> None:
-        self.__func__ = ds.DataSourceReader.pushFilters
-        self._reader = reader
-
-    def __call__(self, filters: list[ds.Filter]) -> list[ds.Filter]:
-        return self._reader.push_filters(filters)
-
-
 def dataset_schema(info: DatasetInfo, columns: Sequence[str] | None = None) -> st.StructType:
     """Return the Spark schema of some columns of a dataset, in order, or of all.
 
@@ -285,102 +202,6 @@ def dataset_schema(info: DatasetInfo, columns: Sequence[str] | None = None) -> s
         except UsageError as error:
             raise UsageError(f"dataset {info.name!r} has {error.message}") from None
     return spark_schema(schema)
-
-
-Offset = dict[str, Any]
-"""The keys ``shards`` (count), ``digest`` (of these shards, hex) and ``version``.
-
-Checkpoints contain offsets as JSON.
-"""
-_INITIAL_OFFSET: Offset = {"shards": 0, "digest": "", "version": ""}
-
-
-class DatasetStreamReader(Portable, ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Finds new versions on the driver, and reads their new shards in the tasks.
-
-    Raises `UsageError` if the options contain a limit, a filter or a version, or one has a wrong
-    value.
-    """
-
-    def __init__(self, options: SparkOptions, schema: st.StructType) -> None:
-        check_readable(schema)
-        for name in ("limit", "filter", "version"):
-            if options.text(name):
-                raise UsageError(f"a streaming read does not support the option {name!r}")
-        self._dataset = RemoteDataset.from_options(options)
-        self._schema = arrow_schema(schema)
-        self._shards_per_task = options.count("shards_per_partition") or 1
-        self._final_offset: Offset | None = None
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the current version as the last one that this query reads."""
-        self._final_offset = end_offset(self._dataset.info())
-
-    def initialOffset(self) -> Offset:
-        """Return the offset before the first row."""
-        return _INITIAL_OFFSET
-
-    def latestOffset(self, start: Offset, limit: Any) -> Offset:
-        """Return the offset after the last row of the current version."""
-        del start, limit  # a micro-batch reads everything that is new
-        return self._final_offset or end_offset(self._dataset.info())
-
-    def partitions(self, start: Offset, end: Offset) -> Sequence[ds.InputPartition]:
-        """Return partitions for the shards between two offsets.
-
-        Raises `RemoteError` with the code FAILED_PRECONDITION if the dataset was overwritten and
-        the daemon no longer has the version of `end`.
-        """
-        if start["digest"] == end["digest"] and start["shards"] == end["shards"]:
-            return []
-        info = self._dataset.info()
-        if not has_prefix(info, end):
-            info = self._dataset.info(end["version"])
-        if not has_prefix(info, end):
-            raise remote_error(
-                "FAILED_PRECONDITION",
-                f"dataset {info.name!r} was overwritten before the query read its version "
-                f"{end['version']}; start the query again with a new checkpoint",
-                stream=info.name,
-            )
-        shards = shard_ordinals(info)[: end["shards"]]
-        if has_prefix(info, start):
-            shards = shards[start["shards"] :]
-        return [
-            ReadPartition(task) for task in plan_read(info, shards, self._shards_per_task, None)
-        ]
-
-    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a partition."""
-        return read_batches(self._dataset, partition.value, None, self._schema)
-
-
-def end_offset(info: DatasetInfo) -> Offset:
-    """Return the offset after the last row of a version."""
-    shards = len(info.endpoints)
-    return {"shards": shards, "digest": _shards_digest(info, shards), "version": info.version}
-
-
-def has_prefix(info: DatasetInfo, offset: Offset) -> bool:
-    """Return whether a version begins with the shards that an offset covers."""
-    shards: int = offset["shards"]
-    if not shards:
-        return True
-    return shards <= len(info.endpoints) and _shards_digest(info, shards) == offset["digest"]
-
-
-def _shards_digest(info: DatasetInfo, shards: int) -> str:
-    """Return a digest of the first `shards` shards of a version, or an empty string for 0."""
-    if not shards:
-        return ""
-    digest = hashlib.sha256()
-    for endpoint in info.endpoints[:shards]:
-        if not endpoint.sha256:
-            raise UsageError(
-                f"dataset {info.name!r} is not a published dataset; a streaming read needs versions"
-            )
-        digest.update(endpoint.sha256.encode())
-    return digest.hexdigest()
 
 
 _NOT_OPTIONS_OF_READ = {

@@ -10,6 +10,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 
 from ..errors import DatasetError, UsageError
+from .spark_versions import find_condition
 
 _PYTHON_ERROR = re.compile(r"^(?:splitarrow\.)?[\w.]*(?:Error|Exception): (.+)$", re.MULTILINE)
 _FAILED_TASK = re.compile(r"\((\S+) executor \S+\): (?:[\w.]+: )?(.*)")
@@ -26,7 +27,7 @@ def translate_errors(source: str) -> Generator[None]:
     try:
         yield
     except AnalysisException as error:
-        in_data_source = "PYTHON_DATA_SOURCE" in (error.getCondition() or "")
+        in_data_source = "PYTHON_DATA_SOURCE" in find_condition(error)
         error_type = DatasetError if in_data_source else UsageError
         raise error_type(f"{source}: {summarize(error)}") from None
     except (PySparkException, Py4JJavaError) as error:
@@ -41,6 +42,10 @@ def summarize(error: Exception) -> str:
     text = str(error)
     if messages := _PYTHON_ERROR.findall(text):
         return messages[-1].partition(" SQLSTATE")[0].strip()
+    if isinstance(error, Py4JJavaError):  # Spark 3.5 translates no error of a task
+        text = str(error.java_exception.getMessage())
+        if task := _FAILED_TASK.search(text):
+            text = task[2]
     lines = text.strip().splitlines() or [type(error).__name__]
     return lines[0].partition(" SQLSTATE")[0]
 
@@ -56,7 +61,10 @@ def summarize_java(error: Py4JJavaError) -> str:
 
 def disable_query_logging() -> None:
     """Stop PySpark from logging the query errors that it also raises."""
-    from pyspark.logger import PySparkLogger
+    try:
+        from pyspark.logger import PySparkLogger
+    except ImportError:  # Spark 3.5 logs no errors
+        return
 
     for name in _QUERY_LOGGERS:
         PySparkLogger.getLogger(name).disabled = True

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import ConfigError, MissingExtraError, install_hint
@@ -57,12 +58,14 @@ def start_session(builder: Any, log: IO[bytes] | None = None) -> SparkSession:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkRuntimeError
 
+    from .spark_versions import find_condition
+
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with _redirect_output(log):
                 return builder.getOrCreate()
         except PySparkRuntimeError as error:
-            if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            if find_condition(error) != "JAVA_GATEWAY_EXITED":
                 raise
             _release_pipe(error)
             # PySpark forks to start Java. The fork fails if another thread is in a gRPC call.
@@ -131,13 +134,15 @@ def _java_message(error: Exception) -> str:
 
 _WORKER_PYTHON = "PYSPARK_PYTHON"
 _DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
+_OLDEST_VERSION = (3, 5)
 _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
 
 
 def require_pyspark() -> None:
     """Check that PySpark and pandas are installed. PySpark needs pandas for Arrow data.
 
-    Raises `MissingExtraError` if one of them is not installed.
+    Raises `MissingExtraError` if one of them is not installed, and `ConfigError` if the version of
+    PySpark is too old, for splitarrow or for this Python.
     """
     for package in ("pyspark", "pandas"):
         try:
@@ -146,6 +151,11 @@ def require_pyspark() -> None:
             raise MissingExtraError(
                 f"the Spark pipeline needs {package}: {install_hint('spark')}"
             ) from None
+    version: str = importlib.import_module("pyspark").__version__
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST_VERSION:
+        raise ConfigError(f"PySpark is {version}; splitarrow needs 3.5 or newer")
+    if version.startswith("3.5.") and find_spec("distutils") is None:
+        raise ConfigError(f"PySpark {version} needs Python 3.11, or the package setuptools")
 
 
 def prepare_environment(master: str | None = None) -> None:
@@ -243,19 +253,23 @@ def register(spark: SparkSession, *, jvm_reader: bool | None = None) -> None:
     jvm_reader : bool, optional
         Whether the reader in the JVM reads. By default it does if the session can load it; if
         not, the data source in Python reads, and a line on standard error gives the reason, once.
-        True makes that an error. False selects the data source in Python.
+        True makes that an error. False selects the data source in Python, which Spark 3.5 does
+        not have.
 
     Raises
     ------
     ConfigError
         If the interpreter on an executor lacks a package, or has another version of splitarrow. If
         `jvm_reader` is true and the session cannot load that reader.
+    UsageError
+        If only the data source in Python could read, and Spark is 3.5.
     """
-    from .datasource import SplitArrowDataSource
-
     if hasattr(spark, "_jsparkSession"):  # with Spark Connect, the server chooses the interpreter
         use_worker_python(spark)
         check_workers(spark)
-    spark.dataSource.register(SplitArrowDataSource)
-    spark.conf.set(FILTER_PUSHDOWN, "true")
+    if hasattr(spark, "dataSource"):  # from Spark 4.0 on
+        from .datasource import SplitArrowDataSource
+
+        spark.dataSource.register(SplitArrowDataSource)
+        spark.conf.set(FILTER_PUSHDOWN, "true")
     choose_reader(spark, jvm_reader)

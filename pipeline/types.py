@@ -13,15 +13,25 @@ import pyarrow as pa
 import pyarrow.types as at
 from pyspark.errors import PySparkException
 from pyspark.sql import types as st
-from pyspark.sql.pandas.types import is_geography, is_geometry, is_variant, to_arrow_type
 
 from ..errors import InvalidDataError
 from ..formats.parquet.geo.crs import extension_metadata
 from ..formats.parquet.logical_types import Kind, LogicalType
 from ..formats.parquet.variant.arrow_fields import variant_field
+from .spark_versions import (
+    VERSION,
+    Absent,
+    GeographyType,
+    GeometryType,
+    TimeType,
+    VariantType,
+    find_collation,
+    is_geography,
+    is_geometry,
+    is_variant,
+    to_arrow_type,
+)
 
-TIME_ZONE = "UTC"
-"""The time zone of the timestamps that Spark and Python exchange."""
 _MAX_DECIMAL_DIGITS = 38
 _VARIANT_EXTENSIONS = ("arrow.parquet.variant", "parquet.variant")
 _SECOND_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
@@ -70,7 +80,7 @@ def spark_type(arrow_type: Any, column: str) -> st.DataType:
         return primitive()
     if isinstance(arrow_type, pa.BaseExtensionType):
         if arrow_type.extension_name in _VARIANT_EXTENSIONS:
-            return st.VariantType()
+            return _require(VariantType, "VARIANT", column)()
         if arrow_type.extension_name == "arrow.bool8":
             return st.BooleanType()
         return spark_type(arrow_type.storage_type, column)
@@ -85,7 +95,7 @@ def spark_type(arrow_type: Any, column: str) -> st.DataType:
     elif at.is_timestamp(arrow_type):
         return st.TimestampNTZType() if arrow_type.tz is None else st.TimestampType()
     elif at.is_time(arrow_type):
-        return st.TimeType(_SECOND_DIGITS[arrow_type.unit])
+        return _require(TimeType, "TIME", column)(_SECOND_DIGITS[arrow_type.unit])
     elif at.is_duration(arrow_type):
         return st.DayTimeIntervalType()
     elif at.is_map(arrow_type):
@@ -100,9 +110,17 @@ def spark_type(arrow_type: Any, column: str) -> st.DataType:
     )
 
 
+def _require(data_type: Any, name: str, column: str) -> Any:
+    if data_type is Absent:
+        raise InvalidDataError(
+            f"column {column!r} needs the type {name}, which Spark {VERSION} does not have"
+        )
+    return data_type
+
+
 def _spark_struct(arrow_type: Any, column: str) -> st.DataType:
     if is_variant(arrow_type):
-        return st.VariantType()
+        return VariantType()
     if is_geometry(arrow_type) or is_geography(arrow_type):
         kind = "geometry" if is_geometry(arrow_type) else "geography"
         raise InvalidDataError(
@@ -149,7 +167,7 @@ def arrow_schema(schema: st.StructType) -> pa.Schema:
     for field in schema.fields:
         _check_collations(field.dataType, field.name)
         try:
-            arrow_type = to_arrow_type(_nullable(field.dataType), timezone=TIME_ZONE)
+            arrow_type = to_arrow_type(_nullable(field.dataType))
         except PySparkException:
             raise InvalidDataError(
                 f"column {field.name!r}: Spark cannot export the type "
@@ -171,24 +189,24 @@ def sink_schema(schema: st.StructType) -> pa.Schema:
     """
     arrow = arrow_schema(schema)
     for index, field in enumerate(schema.fields):
-        data_type = field.dataType
-        if isinstance(data_type, st.VariantType):
+        data_type: Any = field.dataType
+        if isinstance(data_type, VariantType):
             arrow = arrow.set(index, variant_field(field.name))
-        if not isinstance(data_type, st.GeometryType | st.GeographyType):
+        if not isinstance(data_type, (GeometryType, GeographyType)):
             continue
         if data_type.srid < 0:
             raise InvalidDataError(
                 f"column {field.name!r} has values of any SRID, which Arrow has no place for; "
                 f"use ST_SetSRID({field.name}, …), or write ST_AsBinary of the column"
             )
-        kind = Kind.GEOMETRY if isinstance(data_type, st.GeometryType) else Kind.GEOGRAPHY
+        kind = Kind.GEOMETRY if isinstance(data_type, GeometryType) else Kind.GEOGRAPHY
         logical = LogicalType(kind, crs=_find_crs(data_type))
         metadata: Any = extension_metadata(logical, {})
         arrow = arrow.set(index, pa.field(field.name, pa.binary(), metadata=metadata))
     return arrow
 
 
-def _find_crs(data_type: st.GeometryType | st.GeographyType) -> str:
+def _find_crs(data_type: Any) -> str:
     """Return the CRS, as Parquet writes it: Spark's name is in its JSON form."""
     text = str(data_type.jsonValue()).partition("(")[2].rstrip(")").partition(",")[0]
     return text.lower() if text.startswith("SRID:") else text
@@ -198,10 +216,10 @@ def _check_collations(data_type: st.DataType, column: str) -> None:
     """Raise `InvalidDataError` for a string with a collation, which Arrow data does not have."""
     match data_type:
         case st.StringType():
-            if not data_type.isUTF8BinaryCollation():
+            if collation := find_collation(data_type):
                 raise InvalidDataError(
                     f"column {column!r}: Arrow data does not have the collation "
-                    f"{data_type.collation}; cast the column: "
+                    f"{collation}; cast the column: "
                     f"cast({column} collate UTF8_BINARY as string)"
                 )
         case st.StructType():

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ..errors import ConfigError
+from ..errors import ConfigError, SplitArrowError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Portable:
@@ -50,6 +56,25 @@ def _make_restore() -> Callable[[bytes], Any]:
         return restored
 
     return restore
+
+
+def one_line_errors(function: Callable[P, T]) -> Callable[P, T]:
+    """Keep the traceback of an error of splitarrow out of the message of Spark.
+
+    A worker of PySpark reads the variable when it formats an error, and then ends.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except SplitArrowError:
+            spec = getattr(sys.modules["__main__"], "__spec__", None)
+            if spec is not None and spec.name.startswith("pyspark."):
+                os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+            raise
+
+    return call
 
 
 _PYTHON_SETTING = "spark.pyspark.python"

@@ -1,19 +1,19 @@
-"""The sink: tasks stage shards, and the driver commits all of them as one version.
+"""Writing datasets: tasks stage shards, and the driver commits all of them as one version.
 
-In a streaming query, each micro-batch becomes one version, once. `find_existing` serves the modes
-``error`` and ``ignore``.
+The writers of the data source, in `batch_queries` and `streaming_queries`, call these functions.
+`write_frame` needs no data source. `find_existing` serves the modes ``error`` and ``ignore``.
 """
 
 from __future__ import annotations
 
+import pickle
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 
 from ..errors import DatasetError, UsageError
@@ -21,8 +21,11 @@ from ..publication.manifest import ShardEntry
 from ..publication.version_store import VersionStore
 from .options import SparkOptions
 from .shards import WriteJob, write_shards
+from .spark_versions import WriterCommitMessage
 from .types import sink_schema
-from .workers import Portable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 WRITE_OPTIONS = (
     "path",
@@ -73,7 +76,7 @@ def _dictionary_columns(options: SparkOptions) -> list[str]:
 
 
 @dataclass
-class StagedShards(ds.WriterCommitMessage):
+class StagedShards(WriterCommitMessage):
     """The result of a task, which Spark sends to the driver."""
 
     partition: int
@@ -82,37 +85,6 @@ class StagedShards(ds.WriterCommitMessage):
     """The shards that the task staged, in the order of the rows."""
     job_id: str
     """The job in whose staging folder they are."""
-
-
-class ShardWriter(Portable, ds.DataSourceArrowWriter):
-    """Writes a DataFrame as shards. Spark pickles it for the tasks.
-
-    The driver creates it, and with it the staging folder of the job. `write` runs in every task.
-    `commit` or `abort` runs once, on the driver.
-    """
-
-    def __init__(self, job: WriteJob, overwrite: bool) -> None:
-        self._job = job
-        self._overwrite = overwrite
-        VersionStore(job.location).create_staging(job.job_id)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> ds.WriterCommitMessage:
-        """Write the rows of a task to staged shards."""
-        return stage_task(self._job, iterator)
-
-    def commit(self, messages: Sequence[ds.WriterCommitMessage | None]) -> None:
-        """Publish the shards of all tasks as the next version, unless the job has one already."""
-        VersionStore(self._job.location).commit(
-            self._job.job_id,
-            self._job.shard_schema,
-            collect_shards(messages),
-            append=not self._overwrite,
-        )
-
-    def abort(self, messages: Sequence[ds.WriterCommitMessage | None]) -> None:
-        """Delete the shards that the tasks have staged."""
-        del messages
-        VersionStore(self._job.location).discard(self._job.job_id)
 
 
 def stage_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> StagedShards:
@@ -125,7 +97,7 @@ def stage_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> StagedShards
     return StagedShards(partition, write_shards(job, attempt, batches), job.job_id)
 
 
-def collect_shards(messages: Sequence[ds.WriterCommitMessage | None]) -> list[ShardEntry]:
+def collect_shards(messages: Sequence[Any]) -> list[ShardEntry]:
     """Return the shards of all tasks in the order of the partitions.
 
     Raises `DatasetError` if the result of a task is missing or duplicate.
@@ -146,60 +118,39 @@ def collect_shards(messages: Sequence[ds.WriterCommitMessage | None]) -> list[Sh
     return [shard for partition in partitions for shard in by_partition[partition]]
 
 
-STREAM_WRITE_OPTIONS = (*(name for name in WRITE_OPTIONS if name != "job_id"), "checkpointlocation")
-"""The options of ``writeStream``. Spark itself uses ``checkpointLocation``."""
-_QUERY_ID = "sql.streaming.queryId"
-_BATCH_ID = "streaming.sql.batchId"
+def commit_shards(job: WriteJob, messages: Sequence[Any], overwrite: bool) -> None:
+    """Publish the shards of all tasks as the next version, unless the job has one already."""
+    VersionStore(job.location).commit(
+        job.job_id, job.shard_schema, collect_shards(messages), append=not overwrite
+    )
 
 
-class StreamShardWriter(Portable, ds.DataSourceStreamArrowWriter):
-    """Writes each micro-batch as a version of its own job. Spark pickles it for the tasks."""
+def write_frame(frame: DataFrame, options: SparkOptions, *, overwrite: bool) -> None:
+    """Write a DataFrame as ``df.write`` does, in a Spark that has no data sources in Python.
 
-    def __init__(self, job: WriteJob, overwrite: bool) -> None:
-        self._job = job
-        self._overwrite = overwrite
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> ds.WriterCommitMessage:
-        """Write the rows of a task to staged shards."""
-        context: Any = TaskContext.get()
-        query, batch = (context.getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID))
-        if not query or not batch:
-            raise DatasetError("Spark names no streaming query for this task")
-        job = replace(self._job, job_id=f"{query}-{batch}")
-        store = VersionStore(job.location)
-        store.create_staging(job.job_id)  # the driver does not know this identifier
-        try:
-            return stage_task(job, iterator)
-        except BaseException:
-            store.discard_empty_staging(job.job_id)
-            raise
-
-    def commit(self, messages: Sequence[ds.WriterCommitMessage | None], batchId: int) -> None:
-        """Publish the shards of a micro-batch as the next version, unless it has one already.
-
-        A micro-batch without rows publishes nothing, unless it overwrites.
-        """
-        shards = collect_shards(messages)
-        job_id = _job_id(messages)
-        if job_id is None or (not shards and not self._overwrite):
-            return
-        VersionStore(self._job.location).commit(
-            job_id, self._job.shard_schema, shards, append=not self._overwrite
-        )
-
-    def abort(self, messages: Sequence[ds.WriterCommitMessage | None], batchId: int) -> None:
-        """Delete the shards that the tasks have staged."""
-        job_id = _job_id(messages)
-        if job_id is not None:
-            VersionStore(self._job.location).discard(job_id)
+    Raises the errors of `plan_write`, and those of Spark.
+    """
+    job = plan_write(options, frame.schema)
+    store = VersionStore(job.location)
+    store.create_staging(job.job_id)
+    try:
+        rows = frame.mapInArrow(_make_function(job), "message binary").collect()
+        commit_shards(job, [pickle.loads(row["message"]) for row in rows], overwrite)
+    except BaseException:
+        store.discard(job.job_id)
+        raise
 
 
-def _job_id(messages: Sequence[ds.WriterCommitMessage | None]) -> str | None:
-    """Return the identifier that the tasks have staged under; None if none has returned."""
-    ids = {message.job_id for message in messages if isinstance(message, StagedShards)}
-    if len(ids) > 1:
-        raise DatasetError(f"the tasks of one micro-batch belong to {len(ids)} jobs")
-    return ids.pop() if ids else None
+def _make_function(
+    job: WriteJob,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function for ``mapInArrow``. It is pickled by value, since it is nested."""
+
+    def stage(batches: Any) -> Any:
+        message = pickle.dumps(stage_task(job, iter(batches)))
+        yield pa.record_batch({"message": pa.array([message], pa.binary())})
+
+    return stage
 
 
 def find_existing(values: Mapping[str, Any]) -> dict[str, Any]:

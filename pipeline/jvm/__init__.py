@@ -10,5 +10,5 @@ FORMAT = "splitarrow"
 """The name of the data source, in Java as in Python."""
 SOURCE_CLASS = "io.splitarrow.spark.SplitArrowSource"
 """The class of the data source."""
-SPARK_VERSIONS = ("4.3",)
-"""The versions of Spark whose interfaces the jar is built for, without their last number."""
+SPARK_VERSIONS = ("3.5", "4.0", "4.1", "4.2", "4.3")
+"""The versions of Spark that the jar works with, without their last number."""

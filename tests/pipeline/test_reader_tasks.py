@@ -10,12 +10,11 @@ from splitarrow import errors
 from splitarrow.client.rpc.info import DatasetInfo, Endpoint
 from splitarrow.pipeline.reader import (
     ReadTask,
-    end_offset,
-    has_prefix,
     plan_read,
     shard_ordinals,
     slice_batch,
 )
+from splitarrow.pipeline.streaming_queries import end_offset, has_prefix
 
 
 def make_info(*checksums: str, ordinals: tuple[int, ...] | None = None) -> DatasetInfo:

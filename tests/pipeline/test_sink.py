@@ -17,9 +17,10 @@ from pyspark.sql import datasource as ds
 
 import splitarrow
 from splitarrow.errors import DatasetError
+from splitarrow.pipeline.batch_queries import ShardWriter
 from splitarrow.pipeline.options import SparkOptions
 from splitarrow.pipeline.shards import WriteJob, write_shards
-from splitarrow.pipeline.writer import WRITE_OPTIONS, ShardWriter, plan_write
+from splitarrow.pipeline.writer import WRITE_OPTIONS, plan_write
 from splitarrow.publication.version_store import VersionStore
 
 ROWS = 10_000

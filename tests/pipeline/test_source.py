@@ -13,8 +13,8 @@ from pyspark.sql import types as st
 from helpers.files import write_file, write_shards
 from splitarrow.errors import UsageError
 from splitarrow.pipeline import filter_option
+from splitarrow.pipeline.batch_queries import DatasetReader
 from splitarrow.pipeline.datasource import SplitArrowDataSource
-from splitarrow.pipeline.reader import DatasetReader
 
 ROWS = 1000
 
