@@ -239,6 +239,17 @@ test-oldest: $(UV) ## run the quick tests with the oldest versions of all depend
 	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable '.[test]'
 	@$(OLDEST)/bin/python -m pytest $(PARALLEL) $(ARGS)
 
+# The tests of another version of Spark, in an environment of their own. Spark 3.5 needs Python 3.11.
+SPARK     ?= 3.5
+SPARK_ENV := $(VENV)/spark-$(SPARK)
+.PHONY: test-spark
+test-spark: $(UV) ## run the tests of another version of Spark; SPARK=3.5
+	@$(UV) venv --quiet --allow-existing --python 3.11 $(SPARK_ENV)
+	@$(UV) pip install --quiet --python $(SPARK_ENV)/bin/python --editable . 'pyspark==$(SPARK).*' \
+	    'pandas>=2.2,<3' hypothesis 'pytest>=9.1,<9.2' \
+	    pytest-asyncio pytest-benchmark pytest-timeout pytest-xdist trustme
+	@$(SPARK_ENV)/bin/python -m pytest -m slow tests/pipeline/test_spark_versions.py $(ARGS)
+
 .PHONY: format
 format: $(VENV)/installed-test ## sort imports, fix what ruff can fix, format
 	@$(BIN)/ruff check --fix --quiet . || true
@@ -340,10 +351,21 @@ JAR := pipeline/jvm/splitarrow-spark.jar
 jar: $(VENV)/installed-test ## compile the reader of Spark; needs javac 17
 	@$(BIN)/python -m splitarrow.pipeline.jvm.build_jar $(JAR)
 
+# Spark 3.5 differs most. Of its package, only the jars are used.
+OLDEST_PYSPARK        := pyspark==3.5.9
+OLDEST_PYSPARK_FOLDER := $(VENV)/pyspark-3.5.9
+
+$(OLDEST_PYSPARK_FOLDER): $(UV)
+	@echo "fetching PySpark 3.5"
+	@rm -rf $@.new
+	@$(UV) pip install --quiet --no-deps --python $(BIN)/python --target $@.new $(OLDEST_PYSPARK)
+	@mv $@.new $@
+
 .PHONY: jar-check
-jar-check: $(VENV)/installed-test ## check that the jar is what its sources compile to; needs javac 17
+jar-check: $(VENV)/installed-test $(OLDEST_PYSPARK_FOLDER) ## check that the jar is what its sources compile to; needs javac 17
 	@$(BIN)/python -m splitarrow.pipeline.jvm.build_jar --check $(JAR)
-	@echo "jar: the classes match the sources"
+	@$(BIN)/python -m splitarrow.pipeline.jvm.build_jar --check $(JAR) $(OLDEST_PYSPARK_FOLDER)/pyspark/jars
+	@echo "jar: the classes match the sources, in the newest and the oldest Spark"
 
 # --- tidying -----------------------------------------------------------------------------------
 

@@ -1,0 +1,319 @@
+"""What works in each version of Spark; ``make test-spark SPARK=3.5`` runs this module in another.
+
+Every test runs in every version: where one lacks a feature, the test expects the error.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as sf
+
+from helpers.files import write_file, write_shards
+from helpers.publication import read_version
+from splitarrow import errors
+from splitarrow.pipeline import read, register
+from splitarrow.pipeline.publish import PublishJob, publish
+from splitarrow.pipeline.spark_versions import HAS_PYTHON_SOURCES, VERSION
+from splitarrow.publication.version_store import VersionStore
+
+ROWS = 300
+NO_PYTHON_SOURCES = r"Spark 3\.5[.\d]* has no data sources in Python"
+READERS = ["jvm", "python"] if HAS_PYTHON_SOURCES else ["jvm"]
+LINE = tuple(int(part) for part in VERSION.split(".")[:2])
+
+# PySpark 3.5 uses distutils. Up to version 4.1, it leaves sockets open.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*distutils:DeprecationWarning"),
+    *([pytest.mark.filterwarnings("ignore:Exception ignored in")] if LINE < (4, 2) else []),
+]
+
+
+def make_table(first: int) -> pa.Table:
+    numbers = range(first, first + ROWS)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "payment": pa.array([("card", "cash", None)[n % 3] for n in numbers]),
+            "tip": pa.array([n / 4 for n in numbers]),
+        }
+    )
+
+
+TYPES = pa.table(
+    {
+        "decimal": pa.array([Decimal("1.50"), None], pa.decimal128(9, 2)),
+        "when": pa.array([1_000_000, None], pa.timestamp("us", "UTC")),
+        "dictionary": pa.array(["a", "b"]).dictionary_encode(),
+        "view": pa.array(["short", "longer than twelve bytes"], pa.string_view()),
+        "views": pa.array([["x"], ["longer than twelve bytes", None]], pa.list_(pa.string_view())),
+        "list_view": pa.array([[1, 2], None], pa.list_view(pa.int32())),
+        "runs": pa.array([7, 7], pa.run_end_encoded(pa.int32(), pa.int64())),
+        "struct": pa.array([{"a": 1}, None], pa.struct([("a", pa.int8())])),
+        "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())),
+    }
+)
+
+
+@pytest.fixture
+def uri(tmp_path, serve):
+    trips = write_shards(tmp_path / "trips", [make_table(0), make_table(ROWS)])[0].parent
+    names = pa.table({"payment": ["card", "cash"], "name": ["Card", "Cash"]})
+    times = pa.table({"t": pa.array([1], pa.time64("us"))})
+    datasets = {
+        "trips": trips,
+        "names": write_file(tmp_path / "names.arrow", names),
+        "types": write_file(tmp_path / "types.arrow", TYPES),
+        "times": write_file(tmp_path / "times.arrow", times),
+    }
+    return serve(datasets).control_uri
+
+
+@pytest.fixture(params=READERS)
+def load(request, spark, uri):
+    """Load a dataset through the reader in the JVM, or through the source in Python."""
+
+    def load(dataset: str = "trips", **options: Any) -> Any:
+        reader = spark.read.format("splitarrow").option("reader", request.param)
+        return reader.option("uri", uri).options(**options).load(dataset)
+
+    return load
+
+
+def rows_of(location: Any) -> list[dict[str, Any]]:
+    store = VersionStore(str(location))
+    return sorted(read_version(store, store.load()).to_pylist(), key=lambda row: row["id"])
+
+
+def test_columns_and_filters(load):
+    frame = load(columns="tip,id").where("id >= 290 and id < 310").select("id")
+    assert sorted(row.id for row in frame.collect()) == list(range(290, 310))
+    cards = load().where("payment = 'card' and tip > 1")
+    assert cards.count() == sum(n % 3 == 0 and n > 4 for n in range(2 * ROWS))
+
+
+def test_the_jvm_pushes_filters_and_aggregates(spark, uri, capsys):
+    frame = spark.read.format("splitarrow").options(uri=uri, reader="jvm").load("trips")
+    frame.where("id in (1, 2) and not (payment <> 'cash')").select("tip").explain()
+    frame.where("payment like 'ca%'").limit(3).explain()
+    plan = capsys.readouterr().out
+    assert "id IN (1, 2)" in plan.partition("PushedFilters: [")[2].partition("]")[0]
+    assert "payment LIKE 'ca%" in plan.rpartition("PushedFilters: [")[2].partition("]")[0]
+    assert "PushedLimit: 3" in plan
+    assert frame.where("id in (1, 2) and not (payment <> 'cash')").collect()[0].tip == 0.25
+    assert frame.count() == 2 * ROWS
+
+
+def test_aggregates(load):
+    rows = load().groupBy("payment").agg(sf.count("*").alias("n"), sf.max("tip").alias("m"))
+    assert {row.payment: (row.n, row.m) for row in rows.collect()} == {
+        "card": (200, 149.25),
+        "cash": (200, 149.5),
+        None: (200, 149.75),
+    }
+
+
+def test_joins(load):
+    joined = load().join(load("names"), "payment").groupBy("name").count()
+    assert {row.name: row["count"] for row in joined.collect()} == {"Card": 200, "Cash": 200}
+
+
+def test_types(load):
+    first, second = sorted(load("types").collect(), key=lambda row: row.dictionary)
+    assert (first.decimal, first.when.timestamp(), first.runs) == (Decimal("1.50"), 1.0, 7)
+    assert (first.view, second.view) == ("short", "longer than twelve bytes")
+    assert (first.views, second.views) == (["x"], ["longer than twelve bytes", None])
+    assert (first.list_view, second.list_view) == ([1, 2], None)
+    assert (first.struct.a, second.struct, first.map, second.map) == (1, None, {"k": 1}, {})
+    assert (second.decimal, second.when) == (None, None)
+
+
+def test_a_type_that_spark_lacks_is_named(spark, uri):
+    frame = read(spark, uri, "trips", columns=["id"])
+    assert frame.count() == 2 * ROWS
+    if LINE >= (4, 1):
+        assert read(spark, uri, "times").schema["t"].dataType.simpleString() == "time(6)"
+    else:
+        with pytest.raises(errors.InvalidDataError, match=f"TIME, which Spark {VERSION} does not"):
+            read(spark, uri, "times")
+
+
+def test_read_has_columns_filters_and_limits(spark, uri):
+    frame = read(spark, uri, "trips", columns=["id", "tip"], filter="payment = 'cash'")
+    assert frame.agg(sf.sum("id")).collect()[0][0] == sum(range(1, 2 * ROWS, 3))
+    assert read(spark, uri, "trips", limit=7).count() == 7
+    assert len(read(spark, uri, "types").collect()) == 2
+
+
+def test_sql(spark, uri):
+    query = "select payment, sum(tip) s from {} where id < 6 group by payment"
+    expected = {"card": 0.75, "cash": 1.25, None: 1.75}
+    frame = spark.read.format("splitarrow").option("uri", uri).load("trips")
+    frame.createOrReplaceTempView("trips_view")
+    rows = spark.sql(query.format("trips_view")).collect()
+    assert {row.payment: row.s for row in rows} == expected
+    options = f"options (uri '{uri}', dataset 'trips')"
+    spark.sql(f"create or replace temporary view trips using splitarrow {options}")
+    rows = spark.sql(query.format("trips")).collect()
+    assert {row.payment: row.s for row in rows} == expected
+
+
+def test_modes_of_writes(spark, tmp_path):
+    def write(first: int, last: int, mode: str) -> None:
+        writer = spark.range(first, last, numPartitions=3).write.format("splitarrow")
+        writer.mode(mode).save(str(tmp_path / "ids"))
+
+    if not HAS_PYTHON_SOURCES:
+        with pytest.raises(Exception, match="splitarrow publish"):
+            write(0, 5, "append")
+        return
+    write(0, 5, "error")
+    write(5, 9, "append")
+    write(9, 10, "ignore")
+    assert [row["id"] for row in rows_of(tmp_path / "ids")] == list(range(9))
+    with pytest.raises(PySparkException, match="PATH_ALREADY_EXISTS"):
+        write(0, 5, "error")
+    write(0, 2, "overwrite")
+    assert [row["id"] for row in rows_of(tmp_path / "ids")] == [0, 1]
+
+
+def test_streams(spark, tmp_path, serve):
+    (tmp_path / "in").mkdir()
+    publish(spark, PublishJob(str(write_parquet(tmp_path)), "in", [str(tmp_path)]))
+    uri = serve({"in": tmp_path / "in"}).control_uri
+    reader = spark.readStream.format("splitarrow").option("uri", uri)
+    if not HAS_PYTHON_SOURCES:
+        with pytest.raises(Exception, match="does not support streamed reading"):
+            reader.load("in").writeStream.format("noop").start()
+        return
+
+    def run(writer: Any, name: str) -> Any:
+        writer = writer.option("checkpointLocation", str(tmp_path / name))
+        query = writer.trigger(availableNow=True).start(str(tmp_path / f"{name}-out"))
+        query.awaitTermination()
+
+    run(reader.load("in").writeStream.format("parquet"), "parquet")
+    assert spark.read.parquet(str(tmp_path / "parquet-out")).count() == 2 * ROWS
+    copy = reader.load("in").writeStream.format("splitarrow")
+    if LINE < (4, 1):
+        with pytest.raises(PySparkException, match="passes no record batches to the sink"):
+            run(copy, "copy")
+        return
+    run(copy, "copy")
+    assert len(rows_of(tmp_path / "copy-out")) == 2 * ROWS
+
+
+def write_parquet(folder: Any) -> Any:
+    path = folder / "trips.parquet"
+    pq.write_table(pa.concat_tables([make_table(0), make_table(ROWS)]), path)
+    return path
+
+
+def test_publish_to_a_folder(spark, tmp_path):
+    source = str(write_parquet(tmp_path))
+    job = PublishJob(
+        source,
+        "trips",
+        [str(tmp_path)],
+        filter="id < 100",
+        cast={"tip": "float"},
+        shuffle_seed=1,
+        repartition=2,
+        dictionary="auto",
+        mode="append",
+    )
+    (result,) = publish(spark, job)
+    assert (result.rows, result.version) == (100, 1)
+    assert rows_of(tmp_path / "trips")[99] == {"id": 99, "payment": "card", "tip": 24.75}
+    (other,) = publish(spark, PublishJob(source, "empty", [str(tmp_path)], filter="id < 0"))
+    assert other.rows == 0
+    shares = PublishJob(source, "parts", [str(tmp_path)], split={"a": 0.5, "b": 0.5})
+    assert sum(result.rows for result in publish(spark, shares)) == 2 * ROWS
+
+
+def test_a_failed_publication_leaves_nothing(spark, tmp_path):
+    job = PublishJob(
+        str(write_parquet(tmp_path)), "trips", [str(tmp_path)], cast={"payment": "int"}
+    )
+    spark.conf.set("spark.sql.ansi.enabled", "true")
+    try:
+        with pytest.raises(errors.SplitArrowError, match="CAST_INVALID_INPUT") as caught:
+            publish(spark, job)
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+    assert "Traceback" not in str(caught.value)
+    assert VersionStore(str(tmp_path / "trips")).load() is None
+    assert not list((tmp_path / "trips").rglob("*.arrow"))
+
+
+def test_publish_to_daemons(spark, tmp_path, writable_daemons):
+    job = PublishJob(
+        str(write_parquet(tmp_path)),
+        "trips",
+        [daemon.control_uri for daemon in writable_daemons],
+        mode="append",
+        repartition=2,
+    )
+    (result,) = publish(spark, job)
+    assert (result.rows, result.shards) == (2 * ROWS, 2)
+    uris = ",".join(job.to)
+    assert read(spark, uris, "trips").count() == 2 * ROWS
+
+
+def test_the_source_in_python_is_named_where_it_is_missing(spark, uri):
+    if HAS_PYTHON_SOURCES:
+        register(spark, jvm_reader=False)
+        register(spark, jvm_reader=True)
+        return
+    with pytest.raises(errors.UsageError, match=NO_PYTHON_SOURCES):
+        register(spark, jvm_reader=False)
+    with pytest.raises(Exception, match=NO_PYTHON_SOURCES):
+        spark.read.format("splitarrow").options(uri=uri, reader="python").load("trips").count()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limit": "many"}, "option 'limit' is 'many'; it must be an integer"),
+        ({"colums": "id"}, "has no option 'colums'; did you mean 'columns'?"),
+        ({"columns": "absent"}, "absent"),
+        ({"version": "7"}, "7"),
+        ({"dataset": "absent"}, "absent"),
+    ],
+)
+def test_wrong_options_of_a_read_raise_one_sentence(load, options, message):
+    options = dict(options)
+    with pytest.raises(Exception, match=re.escape(message)) as caught:
+        load(options.pop("dataset", "trips"), **options).count()
+    assert "Traceback" not in str(caught.value)
+    assert "File " not in str(caught.value)
+
+
+def test_a_missing_folder_raises_one_sentence(spark, uri, tmp_path):
+    reader = spark.read.format("splitarrow").options(uri=uri, folder=str(tmp_path / "absent"))
+    with pytest.raises(Exception, match="has no version") as caught:
+        reader.load("trips").select("id").collect()
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.skipif(not HAS_PYTHON_SOURCES, reason="Spark 3.5 cannot write")
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("ids", {"rows_per_shard": "many"}, "'many'; it must be an integer"),
+        ("ids", {"compresion": "lz4"}, "did you mean 'compression'?"),
+        ("file/ids", {}, "file"),
+    ],
+)
+def test_wrong_options_of_a_write_raise_one_sentence(spark, tmp_path, path, options, message):
+    (tmp_path / "file").touch()
+    writer = spark.range(3).write.format("splitarrow").options(**options).mode("append")
+    with pytest.raises(PySparkException, match=re.escape(message)) as caught:
+        writer.save(str(tmp_path / path))
+    assert "Traceback" not in str(caught.value)
