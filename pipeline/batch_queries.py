@@ -46,7 +46,7 @@ class DatasetReader(Portable, ds.DataSourceReader):
         self._schema = arrow_schema(schema)
         self._version = options.text("version") or version
         self._limit = options.count("limit", minimum=0)
-        self._shards_per_task = options.count("shards_per_partition") or 1
+        self._shards_per_task = options.count("shards_per_partition")
         self._pushdown = options.flag("pushdown", _PUSHDOWN_IS_SAFE)
         self._filter = options.text("filter")
         if self._filter is not None:
@@ -75,7 +75,7 @@ class DatasetReader(Portable, ds.DataSourceReader):
 
     @one_line_errors
     def partitions(self) -> Sequence[ds.InputPartition]:
-        """Return one partition per ``shards_per_partition`` shards."""
+        """Return the partitions; see `pack_shards`."""
         info = self._dataset.info(self._version)
         tasks = plan_read(info, shard_ordinals(info), self._shards_per_task, self._limit)
         return [ReadPartition(task) for task in tasks]

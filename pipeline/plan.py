@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import SplitArrowError
+from ..errors import NotFoundError, SplitArrowError
 
 
 def main() -> None:
@@ -32,6 +32,8 @@ def main() -> None:
 def _answer(line: bytes) -> dict[str, Any]:
     try:
         return _dispatch(json.loads(line))
+    except NotFoundError as error:
+        return {"error": str(error), "missing": True}
     except SplitArrowError as error:
         return {"error": str(error)}
     except Exception as error:

@@ -6,6 +6,7 @@ Three callers share the tasks: the readers of batch queries and of streaming que
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,11 @@ class RemoteDataset:
             return info
 
 
+MAX_TASK_BYTES, OPEN_BYTES = 128 << 20, 4 << 20
+"""The largest size of the shards that share a task, and what opening one costs, in bytes.
+
+They are the defaults of Spark's settings for files.
+"""
 _MAX_SLICE_BYTES = 16 << 20
 """The maximum size of a batch for Spark, in bytes. Spark copies each batch once more."""
 
@@ -128,18 +134,51 @@ class ReadTask:
     """The maximum number of rows; None reads all of them."""
 
 
+def pack_shards(
+    sizes: Sequence[int | None],
+    shards_per_task: int | None,
+    parallelism: int,
+    max_bytes: int = MAX_TASK_BYTES,
+    open_bytes: int = OPEN_BYTES,
+) -> list[range]:
+    """Divide shards of some sizes in bytes among tasks: each reads some that follow each other.
+
+    Unless `shards_per_task` is given, small shards share a task as small files do in Spark: up to
+    `max_bytes` bytes, or so few that `parallelism` tasks have something to do. Each shard counts
+    `open_bytes` more than it has. A shard of an unknown size has a task of its own.
+
+    Examples
+    --------
+    >>> pack_shards([1 << 20] * 5, None, 2)
+    [range(0, 3), range(3, 5)]
+    """
+    if shards_per_task is not None:
+        starts = range(0, len(sizes), shards_per_task)
+        return [range(start, min(start + shards_per_task, len(sizes))) for start in starts]
+    costs = [max_bytes if size is None else size + open_bytes for size in sizes]
+    limit = min(max_bytes, max(open_bytes, sum(costs) // parallelism))
+    tasks: list[range] = []
+    begin = cost = 0
+    for index, each in enumerate(costs):
+        if index > begin and cost + each > limit:
+            tasks.append(range(begin, index))
+            begin, cost = index, 0
+        cost += each
+    return [*tasks, range(begin, len(costs))] if costs else []
+
+
 def plan_read(
-    info: DatasetInfo, shards: Sequence[int], shards_per_task: int, limit: int | None
+    info: DatasetInfo, shards: Sequence[int], shards_per_task: int | None, limit: int | None
 ) -> list[ReadTask]:
     """Divide shards among read tasks. With a limit, a single task reads the dataset in order."""
     if limit is not None:
         return [ReadTask(info.version, None, limit)]
     if len(info.endpoints) == 1 and shards:
         return [ReadTask(info.version, None)]
-    return [
-        ReadTask(info.version, tuple(shards[start : start + shards_per_task]))
-        for start in range(0, len(shards), shards_per_task)
-    ]
+    known = dict(zip(shard_ordinals(info), info.endpoints, strict=True))
+    sizes = [known[ordinal].nbytes if ordinal in known else None for ordinal in shards]
+    packed = pack_shards(sizes, shards_per_task, os.cpu_count() or 1)
+    return [ReadTask(info.version, tuple(shards[index] for index in task)) for task in packed]
 
 
 def shard_ordinals(info: DatasetInfo) -> list[int]:
@@ -243,7 +282,7 @@ def read(
     Returns
     -------
     pyspark.sql.DataFrame
-        One partition per ``shards_per_partition`` shards. The frame keeps the version that is
+        The partitions are those of `pack_shards`. The frame keeps the version that is
         current now.
 
     Raises
@@ -266,7 +305,7 @@ def read(
     schema = dataset_schema(info, columns)
     check_readable(schema)
     pushed = None if filter is None else encode_filter(filter, info.schema)
-    shards_per_task = settings.count("shards_per_partition") or 1
+    shards_per_task = settings.count("shards_per_partition")
     tasks = plan_read(info, shard_ordinals(info), shards_per_task, limit)
     if hasattr(spark, "_jsparkSession"):  # with Spark Connect, the server chooses the interpreter
         use_worker_python(spark)

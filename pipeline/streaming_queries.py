@@ -54,7 +54,7 @@ class DatasetStreamReader(Portable, ds.DataSourceStreamReader, _TriggerAvailable
                 raise UsageError(f"a streaming read does not support the option {name!r}")
         self._dataset = RemoteDataset.from_options(options)
         self._schema = arrow_schema(schema)
-        self._shards_per_task = options.count("shards_per_partition") or 1
+        self._shards_per_task = options.count("shards_per_partition")
         self._final_offset: Offset | None = None
 
     @one_line_errors

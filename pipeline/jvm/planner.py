@@ -32,7 +32,7 @@ from ...publication.version_store import VersionStore
 from ...transport.tls_options import TlsOptions
 from ..filters import parse_option, push_predicates
 from ..options import SparkOptions
-from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, shard_ordinals
+from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, pack_shards, shard_ordinals
 from ..types import arrow_schema, check_readable
 from .aggregates import compute_aggregates
 
@@ -120,6 +120,19 @@ def answer(values: Mapping[str, Any]) -> dict[str, Any]:
     return _OPERATIONS[values["operation"]](question)
 
 
+def _list(question: _Question) -> dict[str, Any]:
+    """List the datasets of the control plane."""
+    with question.dataset.connect() as client:
+        return {"datasets": sorted(client)}
+
+
+def _drop(question: _Question) -> dict[str, Any]:
+    """Remove the dataset from its daemons."""
+    with question.dataset.connect() as client:
+        client.drop(question.dataset.name)
+    return {}
+
+
 def _describe(question: _Question) -> dict[str, Any]:
     """Describe the dataset that the options name, in the version to read."""
     options, dataset = question.options, question.dataset
@@ -205,7 +218,7 @@ def _aggregate(question: _Question) -> dict[str, Any]:
 def _plan(question: _Question) -> dict[str, Any]:
     """Divide the shards of one version among tasks, with tickets for all of their replicas."""
     limit = question.options.count("limit", minimum=0)
-    size = question.options.count("shards_per_partition") or 1
+    shards_per_task = question.options.count("shards_per_partition")
     with question.dataset.connect() as client:
         merged = _describe_replicas(client, question.request(version=question.text("version")))
     ordinals = shard_ordinals(merged.info)
@@ -225,8 +238,10 @@ def _plan(question: _Question) -> dict[str, Any]:
     ]
     if limit is not None:
         return {"partitions": [shards], "limit": limit}
-    starts = range(0, len(shards), size)
-    return {"partitions": [shards[start : start + size] for start in starts], "limit": -1}
+    sizes = [endpoint.nbytes for endpoint in merged.info.endpoints]
+    settings = [question.values[name] for name in ("parallelism", "max_bytes", "open_bytes")]
+    packed = pack_shards(sizes, shards_per_task, *settings)
+    return {"partitions": [[shards[index] for index in task] for task in packed], "limit": -1}
 
 
 def _find_files(question: _Question, merged: MergedDataset) -> LocalShards | None:
@@ -319,6 +334,8 @@ def _encode_tls(tls: TlsOptions | None) -> dict[str, str | None]:
 
 
 _OPERATIONS: dict[str, Callable[[_Question], dict[str, Any]]] = {
+    "list": _list,
+    "drop": _drop,
     "describe": _describe,
     "push": _push,
     "aggregate": _aggregate,

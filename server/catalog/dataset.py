@@ -161,17 +161,30 @@ def hash_version(*identities: Iterable[int | str]) -> str:
 
 
 def check_version(request: Request, version: str) -> None:
-    """Check that a request is for a version, or for any version.
+    """Check that a request is for a version, which it may name by its number, or for any.
 
     Raises `RemoteError` (FAILED_PRECONDITION) if it is for another version.
     """
-    if request.version not in (None, version):
+    if not names_version(request.version, version):
         raise remote_error(
             "FAILED_PRECONDITION",
             f"the dataset {request.dataset!r} has changed, or never had the version "
             f"{request.version}: its version is {version}; request a new ticket",
             stream=request.dataset,
         )
+
+
+def names_version(text: str | None, version: str) -> bool:
+    """Return whether a text is a version, or the number that it begins with, or None.
+
+    Examples
+    --------
+    >>> names_version("3", "3-9f2c"), names_version("3", "31-9f2c")
+    (True, False)
+    """
+    if text is None or text == version:
+        return True
+    return text.isascii() and text.isdigit() and version.startswith(f"{text}-")
 
 
 def check_batches(request: Request, count: int) -> None:

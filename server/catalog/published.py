@@ -36,6 +36,7 @@ from .dataset import (
     Shard,
     VersionedDataset,
     check_version,
+    names_version,
     parse_version_number,
     select_shards,
 )
@@ -344,12 +345,12 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
     def _find_version(self, request: Request) -> PublishedVersion:
         """Return the version that a request is for, or the current one."""
         current = self._find_current()
-        if request.version in (None, current.version):
+        if names_version(request.version, current.version):
             return current
         number = parse_version_number(request.version)
         if number is not None and not request.current:
             version = self._find_old(number)
-            if version is not None and version.version == request.version:
+            if version is not None and names_version(request.version, version.version):
                 return version
         check_version(request, current.version)
         return current

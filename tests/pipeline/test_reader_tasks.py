@@ -9,7 +9,9 @@ import pytest
 from splitarrow import errors
 from splitarrow.client.rpc.info import DatasetInfo, Endpoint
 from splitarrow.pipeline.reader import (
+    MAX_TASK_BYTES,
     ReadTask,
+    pack_shards,
     plan_read,
     shard_ordinals,
     slice_batch,
@@ -28,6 +30,25 @@ def make_info(*checksums: str, ordinals: tuple[int, ...] | None = None) -> Datas
 def test_shards_are_divided_among_tasks() -> None:
     tasks = plan_read(make_info("a", "b", "c"), [4, 5, 6], 2, None)
     assert tasks == [ReadTask("7", (4, 5)), ReadTask("7", (6,))]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parallelism", "tasks"),
+    [
+        ([], 4, []),
+        ([1000] * 8, 4, [2, 2, 2, 2]),  # each task has something to do
+        ([MAX_TASK_BYTES] * 3, 1, [1, 1, 1]),
+        ([3 * MAX_TASK_BYTES, 1, 1], 1, [1, 2]),
+        ([1 << 20] * 500, 2, [25] * 20),  # 25 shards and what opening them costs
+        ([None, 1, None], 1, [1, 1, 1]),
+    ],
+)
+def test_small_shards_share_a_task(
+    sizes: list[int | None], parallelism: int, tasks: list[int]
+) -> None:
+    packed = pack_shards(sizes, None, parallelism)
+    assert [len(task) for task in packed] == tasks
+    assert [index for task in packed for index in task] == list(range(len(sizes)))
 
 
 def test_a_dataset_without_shards_has_no_task() -> None:

@@ -168,6 +168,8 @@ def test_a_new_version_is_for_new_readers_only(
     assert read_dataset(dataset).table == numbers(50)
     assert read_dataset(dataset, version=old).table == numbers(0, 25)
     assert read_dataset(dataset, version=old, shard=2).table == numbers(20, 5)
+    number = old.partition("-")[0]  # names the version as well
+    assert read_dataset(dataset, version=number).table == numbers(0, 25)
     groups += list(running)
     running.close()
     assert sum(message.rows for group in groups for message in group) == 25

@@ -9,6 +9,7 @@ import java.util.Objects;
 import java.util.OptionalLong;
 import java.util.function.Supplier;
 import java.util.stream.Collectors;
+import org.apache.spark.SparkContext;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.Batch;
@@ -18,6 +19,7 @@ import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.Statistics;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
@@ -112,6 +114,10 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
     ObjectNode request = dataset.request("plan");
     request.set("columns", Replica.toJson(List.of(requested().fieldNames())));
     request.put("filter", filter);
+    SQLConf conf = SQLConf.get();
+    request.put("max_bytes", conf.filesMaxPartitionBytes());
+    request.put("open_bytes", conf.filesOpenCostInBytes());
+    request.put("parallelism", parallelism(conf));
     JsonNode answer = Planner.call(dataset.python(), request);
     long total = answer.path("limit").asLong(-1);
     List<InputPartition> found = new ArrayList<>();
@@ -136,6 +142,17 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
       found.add(new ShardPartition(shards, smaller(total, limit)));
     }
     return found.toArray(InputPartition[]::new);
+  }
+
+  /** Returns how many tasks of a read have something to do, as for files. */
+  private static int parallelism(SQLConf conf) {
+    for (String setting :
+        List.of("spark.sql.files.minPartitionNum", "spark.sql.leafNodeDefaultParallelism")) {
+      if (conf.contains(setting)) {
+        return Integer.parseInt(conf.getConfString(setting));
+      }
+    }
+    return Math.max(1, SparkContext.getOrCreate().defaultParallelism());
   }
 
   private static LocalFile file(JsonNode node) {

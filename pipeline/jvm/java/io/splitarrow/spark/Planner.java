@@ -52,12 +52,16 @@ final class Planner {
    *
    * @throws IllegalArgumentException with the planner's message, if it reports an error; Spark
    *     passes this exception on to users unchanged
+   * @throws Missing if there is no such dataset
    * @throws PlannerMissing if Python does not start, or lacks splitarrow
    */
   static synchronized JsonNode call(String python, ObjectNode request) {
     JsonNode answer = exchange(python, request);
     if (answer.hasNonNull("error")) {
-      throw new IllegalArgumentException(Text.line(answer.get("error").asText()));
+      String message = Text.line(answer.get("error").asText());
+      throw answer.path("missing").asBoolean()
+          ? new Missing(message)
+          : new IllegalArgumentException(message);
     }
     return answer;
   }
@@ -92,6 +96,15 @@ final class Planner {
       Thread.currentThread().interrupt();
     }
     throw new PlannerMissing(python, planner.complaint);
+  }
+
+  /** There is no such dataset. */
+  static final class Missing extends IllegalArgumentException {
+    private static final long serialVersionUID = 1L;
+
+    Missing(String message) {
+      super(message);
+    }
   }
 
   /** The planner does not start, or died. */

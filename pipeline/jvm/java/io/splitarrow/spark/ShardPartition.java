@@ -11,6 +11,17 @@ import org.apache.spark.sql.connector.read.InputPartition;
 record ShardPartition(List<Shard> shards, long limit) implements InputPartition {
   private static final long serialVersionUID = 1L;
 
+  /** Returns the hosts of the daemons that the task reads from first. */
+  @Override
+  public String[] preferredLocations() {
+    return shards.stream()
+        .flatMap(shard -> shard.replicas().stream().limit(1))
+        .flatMap(replica -> replica.addresses().stream().limit(1))
+        .map(Address::host)
+        .distinct()
+        .toArray(String[]::new);
+  }
+
   @Override
   public String toString() {
     return "shards " + shards.stream().map(Shard::ordinal).toList();

@@ -54,7 +54,8 @@ public final class SplitArrowSource
   }
 
   @Override
-  public StructType inferSchema(CaseInsensitiveStringMap options) {
+  public StructType inferSchema(CaseInsensitiveStringMap properties) {
+    CaseInsensitiveStringMap options = clean(properties.asCaseSensitiveMap());
     ReaderChoice choice = ReaderChoice.of(options);
     if (choice == ReaderChoice.PYTHON) {
       return PythonSource.of(options).schema();
@@ -71,10 +72,25 @@ public final class SplitArrowSource
   @Override
   public Table getTable(
       StructType schema, Transform[] partitioning, Map<String, String> properties) {
+    return new SplitArrowTable("splitarrow", schema, clean(properties), described);
+  }
+
+  /** Returns the options without what the session catalog adds: what it knows about a table. */
+  private static CaseInsensitiveStringMap clean(Map<String, String> properties) {
     Map<String, String> options = new HashMap<>(properties);
-    // The session catalog adds what it knows about a table.
     options.keySet().removeIf(name -> RESERVED.contains(name) || name.startsWith(COPY));
-    return new SplitArrowTable(schema, new CaseInsensitiveStringMap(options), described);
+    CaseInsensitiveStringMap cleaned = new CaseInsensitiveStringMap(options);
+    if (cleaned.containsKey("uri") && cleaned.containsKey("dataset")) {
+      options.keySet().removeIf("path"::equalsIgnoreCase); // where a table would be
+    }
+    return new CaseInsensitiveStringMap(options);
+  }
+
+  /** Returns the table of the dataset that options name. */
+  static SplitArrowTable load(String name, CaseInsensitiveStringMap options) {
+    SplitArrowSource source = new SplitArrowSource();
+    StructType schema = source.inferSchema(options);
+    return new SplitArrowTable(name, schema, clean(options), source.described);
   }
 
   @Override

@@ -19,13 +19,15 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 /** A dataset. What writes it, and what reads it as a stream, is the Python source. */
 @SuppressWarnings("deprecation") // Spark still calls schema()
 final class SplitArrowTable implements SupportsRead, SupportsWrite {
+  private final String name;
   private final StructType schema;
   private final CaseInsensitiveStringMap options;
   private final Described described;
   private Table python;
 
   SplitArrowTable(
-      StructType schema, CaseInsensitiveStringMap options, Described described) {
+      String name, StructType schema, CaseInsensitiveStringMap options, Described described) {
+    this.name = name;
     this.schema = schema;
     this.options = options;
     this.described = described;
@@ -33,7 +35,7 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
 
   @Override
   public String name() {
-    return "splitarrow";
+    return name;
   }
 
   @Override
@@ -108,6 +110,11 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
 
   @Override
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
+    if (options.containsKey("uri")) {
+      throw new UnsupportedOperationException(
+          "a dataset of a daemon cannot be written from Spark: write to the folder that the daemon"
+              + " serves, or run splitarrow publish --to");
+    }
     WriteBuilder builder = ((SupportsWrite) python()).newWriteBuilder(info);
     Map<String, String> values = new HashMap<>(PythonSource.without(options));
     values.putAll(PythonSource.without(info.options()));

@@ -1,0 +1,113 @@
+"""The catalog of datasets in Spark SQL, and tables of the session that name a dataset."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+
+import splitarrow
+from helpers.daemons import StartDaemon
+from helpers.publication import publish
+from splitarrow.publication.version_store import VersionStore
+from splitarrow.testing import Daemon
+
+Sql = Callable[[str], Any]
+CATALOG = "io.splitarrow.spark.Catalog"
+
+
+@pytest.fixture
+def server(tmp_path: Path, daemon: StartDaemon) -> Daemon:
+    store = VersionStore(str(tmp_path / "trips"))
+    publish(store, "first", *(pa.table({"n": range(at, at + 10)}) for at in range(0, 200, 10)))
+    publish(store, "second", pa.table({"n": range(5)}))
+    return daemon(
+        {"trips": store.location},
+        control="grpc://127.0.0.1:0",
+        listen=["tcp://127.0.0.1:0"],
+        writable=tmp_path / "uploads",
+    )
+
+
+@pytest.fixture
+def catalog(spark: Any, server: Daemon) -> str:
+    name = f"c{uuid.uuid4().hex[:8]}"
+    spark.conf.set(f"spark.sql.catalog.{name}", CATALOG)
+    spark.conf.set(f"spark.sql.catalog.{name}.uri", str(server.control_uri))
+    return name
+
+
+@pytest.fixture
+def sql(spark: Any) -> Sql:
+    return lambda query: [tuple(row) for row in spark.sql(query).collect()]
+
+
+def test_datasets_are_tables(sql: Sql, catalog: str, server: Daemon) -> None:
+    with splitarrow.connect(str(server.control_uri)) as client:
+        client.put("two words", pa.table({"x": [1, 2]}))
+    assert sql(f"SHOW TABLES IN {catalog}") == [("", "trips", False), ("", "two words", False)]
+    assert sql(f"SELECT count(*), sum(n) FROM {catalog}.trips") == [(5, 10)]
+    assert sql(f"SELECT x FROM {catalog}.`two words` JOIN {catalog}.trips ON x = n") == [(1,), (2,)]
+    assert sql(f"DESCRIBE {catalog}.trips") == [("n", "bigint", None)]
+    assert sql(f"DROP TABLE {catalog}.`two words`") == []
+    assert sql(f"SHOW TABLES IN {catalog}") == [("", "trips", False)]
+
+
+def test_a_version_is_named_by_its_number(sql: Sql, catalog: str, server: Daemon) -> None:
+    for version, rows in (("1", 200), ("2", 5)):
+        query = f"SELECT count(*), max(n) FROM {catalog}.trips VERSION AS OF {version}"
+        assert sql(query) == [(rows, rows - 1)]
+    with splitarrow.connect(str(server.control_uri)) as client:
+        assert client.read("trips", version="1").read_all().num_rows == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELECT * FROM {}.nothing", "TABLE_OR_VIEW_NOT_FOUND"),
+        ("SELECT * FROM {}.trips VERSION AS OF 7", "never had the version 7"),
+        ("SELECT * FROM {}.trips TIMESTAMP AS OF '2020-01-01'", "use VERSION AS OF"),
+        ("DROP TABLE {}.nothing", "TABLE_OR_VIEW_NOT_FOUND"),
+        ("DROP TABLE {}.trips", "it belongs to the configuration"),
+        ("CREATE TABLE {}.new (a INT)", "only reads and drops datasets"),
+        ("ALTER TABLE {}.trips ADD COLUMN a INT", "only reads and drops datasets"),
+        ("INSERT INTO {}.trips VALUES (1)", "a dataset of a daemon cannot be written from Spark"),
+    ],
+)
+def test_errors_say_what_is_wrong(sql: Sql, catalog: str, query: str, message: str) -> None:
+    with pytest.raises(PySparkException) as raised:
+        sql(query.format(catalog))
+    assert message in str(raised.value)
+    assert "Traceback" not in str(raised.value)
+
+
+def test_a_catalog_needs_a_uri(spark: Any, sql: Sql) -> None:
+    spark.conf.set("spark.sql.catalog.nowhere", CATALOG)
+    with pytest.raises(PySparkException, match=r"setting spark\.sql\.catalog\.nowhere\.uri"):
+        sql("SELECT * FROM nowhere.trips")
+
+
+def test_a_table_of_the_session_names_a_dataset(sql: Sql, server: Daemon) -> None:
+    options = f"uri '{server.control_uri}', dataset 'trips', version '1'"
+    sql(f"CREATE TABLE trips_of_a_daemon USING splitarrow OPTIONS ({options})")
+    try:
+        assert sql("SELECT count(*), sum(n) FROM trips_of_a_daemon") == [(200, 19900)]
+    finally:
+        sql("DROP TABLE trips_of_a_daemon")
+
+
+@pytest.mark.parametrize(("options", "partitions"), [({}, 2), ({"shards_per_partition": 1}, 20)])
+def test_small_shards_share_a_task(
+    spark: Any, server: Daemon, options: dict[str, Any], partitions: int
+) -> None:
+    for reader in ("jvm", "python"):
+        read = spark.read.format("splitarrow").option("uri", str(server.control_uri))
+        frame = read.options(reader=reader, version="1", **options).load("trips")
+        found = frame.rdd.getNumPartitions()
+        assert found == partitions if options else found < 20
+        assert sorted(row.n for row in frame.collect()) == list(range(200))
