@@ -35,6 +35,7 @@ from ..options import SparkOptions
 from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, pack_shards, shard_ordinals
 from ..types import arrow_schema, check_readable
 from .aggregates import compute_aggregates
+from .folder import answer_folder, find_folder
 
 _VERSION = re.compile(r"(\d{1,18})-[0-9a-f]+")
 
@@ -116,6 +117,9 @@ def answer(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     settings = {name: text for name, text in values["options"].items() if text is not None}
     options = SparkOptions(settings, READ_OPTIONS)
+    folder = find_folder(options)
+    if folder is not None:
+        return answer_folder(folder, values, options)
     question = _Question(values, options, RemoteDataset.from_options(options))
     return _OPERATIONS[values["operation"]](question)
 

@@ -1,4 +1,4 @@
-"""The catalog of datasets in Spark SQL, and tables of the session that name a dataset."""
+"""The catalog of datasets in Spark SQL, and tables of the session: of daemons, and of folders."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 import splitarrow
@@ -111,3 +112,51 @@ def test_small_shards_share_a_task(
         found = frame.rdd.getNumPartitions()
         assert found == partitions if options else found < 20
         assert sorted(row.n for row in frame.collect()) == list(range(200))
+
+
+def test_a_table_in_a_folder_reads_what_was_written(spark: Any, sql: Sql, tmp_path: Path) -> None:
+    folder = tmp_path / "squares"
+    location = f"USING splitarrow LOCATION '{folder}'"
+    sql(f"CREATE TABLE squares {location} AS SELECT id, id * id AS square FROM range(10)")
+    try:
+        assert sql("SELECT count(*), sum(square) FROM squares") == [(10, 285)]
+        sql("INSERT INTO squares VALUES (10, 100)")
+        assert sql("SELECT max(square) FROM squares WHERE id > 8") == [(100,)]
+        sql("INSERT OVERWRITE squares SELECT id, 1L FROM range(3)")
+        assert sql("SELECT id, square FROM squares ORDER BY id") == [(0, 1), (1, 1), (2, 1)]
+    finally:
+        sql("DROP TABLE squares")
+    read = spark.read.format("splitarrow")
+    assert read.load(str(folder)).count() == 3
+    old = read.option("version", "2").option("columns", "square").load(str(folder))
+    assert (old.columns, old.agg({"square": "sum"}).first()[0]) == (["square"], 385)
+
+
+@pytest.mark.parametrize(
+    ("options", "path", "message"),
+    [
+        ({}, "nothing", "has no version of a dataset"),
+        ({"version": "9"}, "trips", "has no version 9"),
+        ({"version": "1-abc"}, "trips", "versions by their number"),
+        ({"columns": "x"}, "trips", "has no column 'x'"),
+        ({"filter": "n > 1"}, "trips", "needs a daemon"),
+    ],
+)
+def test_errors_about_a_folder(
+    spark: Any, server: Daemon, tmp_path: Path, options: dict[str, str], path: str, message: str
+) -> None:
+    with pytest.raises(PySparkException) as raised:
+        spark.read.format("splitarrow").options(**options).load(str(tmp_path / path)).collect()
+    assert message in str(raised.value)
+    assert "Traceback" not in str(raised.value)
+
+
+def test_a_damaged_file_without_a_daemon_is_an_error(
+    spark: Any, server: Daemon, tmp_path: Path
+) -> None:
+    frame = spark.read.format("splitarrow").load(str(tmp_path / "trips"))
+    assert frame.count() == 5
+    (shard,) = (path for path in (tmp_path / "trips" / "data" / "second").glob("*.arrow"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises((PySparkException, Py4JJavaError), match="cannot read shard 0 of"):
+        frame.collect()

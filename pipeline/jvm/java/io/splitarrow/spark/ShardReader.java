@@ -75,6 +75,10 @@ final class ShardReader implements Closeable {
         return stream;
       } catch (ReadFailure failure) {
         closeStream();
+        if (replicas.isEmpty()) { // no daemon serves the folder
+          reasons.put(shard.file().path(), failure.getMessage());
+          throw describe(failure);
+        }
         if (mapsFile) {
           leaveFile(failure);
         } else {

@@ -1,0 +1,115 @@
+"""Answers about a published folder that tasks map by themselves: no daemon serves it.
+
+`planner.answer` uses them if the options name a folder, and no control plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from ...client.rpc.info import DatasetInfo
+from ...errors import SplitArrowError, UsageError
+from ...publication.manifest import Manifest
+from ...publication.storage import is_object_url
+from ...publication.version_store import VersionStore
+from ..options import SparkOptions
+from ..reader import dataset_schema, pack_shards
+from ..types import check_readable
+
+
+def find_folder(options: SparkOptions) -> str | None:
+    """Return the folder that the options name in place of a control plane; None if they do not.
+
+    Raises `UsageError` if it is in an object store.
+    """
+    path = options.text("path")
+    if path is None or options.text("uri") is not None:
+        return None
+    if path.startswith("file:/"):
+        path = unquote(urlsplit(path).path)  # as Spark's catalog writes the location of a table
+    if is_object_url(path):
+        raise UsageError(
+            f"{path} can be read through a daemon only: serve it, and set the option 'uri'"
+        )
+    return path if path.startswith("/") else None
+
+
+def answer_folder(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    """Answer a request of the reader in the JVM about a folder.
+
+    Raises `SplitArrowError` if an option is wrong, or the folder has no such version.
+    """
+    return _OPERATIONS[values["operation"]](folder, values, options)
+
+
+def _load(folder: str, version: str | None) -> tuple[VersionStore, Manifest]:
+    if version is not None and not version.isdigit():
+        raise UsageError(f"option 'version' is {version!r}; a folder has versions by their number")
+    store = VersionStore(folder)
+    manifest = store.load(None if version is None else int(version))
+    if manifest is None:
+        missing = "no version" if version is None else f"no version {version}"
+        raise UsageError(f"{folder} has {missing} of a dataset that was published")
+    return store, manifest
+
+
+def _describe(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    del values
+    if options.text("filter") is not None:
+        raise UsageError("the option 'filter' needs a daemon; name it in the option 'uri'")
+    limit = options.count("limit", minimum=0)
+    options.count("shards_per_partition")
+    _, manifest = _load(folder, options.text("version"))
+    number = str(manifest.version)
+    info = DatasetInfo(
+        folder, manifest.rows, manifest.nbytes, manifest.schema, "published dataset", number
+    )
+    names = options.names("columns")
+    schema = dataset_schema(info, names)
+    if names and set(names) - set(manifest.schema.names):
+        raise UsageError("fields of structs need a daemon; name it in the option 'uri'")
+    problem = None
+    try:
+        check_readable(schema)
+    except SplitArrowError as error:
+        problem = error.message
+    return {
+        "dataset": folder,
+        "problem": problem,
+        "schema": schema.jsonValue(),
+        "version": number,
+        "rows": manifest.rows if limit is None else min(limit, manifest.rows),
+        "bytes": manifest.nbytes,
+        "pushdown": False,
+        "memory_limit": options.nbytes("memory_limit", 1 << 30),
+    }
+
+
+def _plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    store, manifest = _load(folder, values["version"])
+    base = Path(store.location)
+    shards = [
+        {
+            "ordinal": shard.ordinal,
+            "rows": shard.rows,
+            "replicas": list[Any](),
+            "file": {"path": str(base / shard.path), "bytes": shard.nbytes},
+        }
+        for shard in manifest.shards
+    ]
+    limit = options.count("limit", minimum=0)
+    if limit is not None:
+        return {"partitions": [shards], "limit": limit}
+    settings = [values[name] for name in ("parallelism", "max_bytes", "open_bytes")]
+    sizes = [shard.nbytes for shard in manifest.shards]
+    packed = pack_shards(sizes, options.count("shards_per_partition"), *settings)
+    return {"partitions": [[shards[index] for index in task] for task in packed], "limit": -1}
+
+
+_OPERATIONS: dict[str, Callable[[str, Mapping[str, Any], SparkOptions], dict[str, Any]]] = {
+    "describe": _describe,
+    "plan": _plan,
+}
