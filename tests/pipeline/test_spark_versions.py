@@ -28,12 +28,6 @@ NO_PYTHON_SOURCES = r"Spark 3\.5[.\d]* has no data sources in Python"
 READERS = ["jvm", "python"] if HAS_PYTHON_SOURCES else ["jvm"]
 LINE = tuple(int(part) for part in VERSION.split(".")[:2])
 
-# PySpark 3.5 uses distutils. Up to version 4.1, it leaves sockets open.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*distutils:DeprecationWarning"),
-    *([pytest.mark.filterwarnings("ignore:Exception ignored in")] if LINE < (4, 2) else []),
-]
-
 
 def make_table(first: int) -> pa.Table:
     numbers = range(first, first + ROWS)
