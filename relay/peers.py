@@ -29,7 +29,7 @@ from ..publication.storage import Progress, write_all
 from ..server.logs import get_logger
 from .description import RelayDescription, read_description
 
-CONNECT_SECONDS = 2.0
+CONNECT_SECONDS = 10.0
 """The longest wait for the first response of a peer, in seconds."""
 _READ_OPTIONS = {
     "connect_timeout": CONNECT_SECONDS,

@@ -31,7 +31,7 @@ from ...publication.version_store import VersionStore
 from ...testing import Daemon
 
 _PARTS = ("first-batch", "jobs", "processor", "warm", "peers", "mosaic")
-_ROWS, _LARGE_ROWS = 1 << 20, 1 << 22
+_ROWS, _SMALL_ROWS, _LARGE_ROWS = 1 << 20, 200_000, 1 << 22
 _COLUMNS = "abcd"
 _SHARDS, _JOBS, _EPOCHS, _RELAYS, _ROUNDS = 16, 8, 3, 64, 5
 _QUICK = {
@@ -139,11 +139,12 @@ class Study:
         self._link = link
         self._folder = folder
         self._nbytes = _publish(folder / "data", _ROWS)
+        self._small_bytes = _publish(folder / "small", _SMALL_ROWS)
         _publish(folder / "large", _LARGE_ROWS)
         uri = f"grpc://{SERVER}:0"
         with link.inside("server"):
             self._upstream = Daemon(
-                {name: folder / name for name in ("data", "large")},
+                {name: folder / name for name in ("data", "small", "large")},
                 listen=[f"tcp://{SERVER}:0"],
                 control=uri,
                 arguments=["--insecure"],
@@ -239,7 +240,7 @@ class Study:
         }
 
     def measure_peers(self) -> dict[str, Any]:
-        """Return how often the upstream sends each byte to relays of one level."""
+        """Return how often the upstream sends each byte of 100 MB to relays of one level."""
         controls = [f"grpc://127.0.0.1:{21000 + index}" for index in range(_RELAYS)]
         peers = ("--peers", ",".join(controls))
         with ExitStack() as stack:
@@ -249,8 +250,8 @@ class Study:
             ]
             for relay in relays:
                 relay.wait_ready()
-            sent, seconds = self._measure_traffic([_READ, control, "data"] for control in controls)
-        return {"relays": _RELAYS, "sent": sent / self._nbytes, "seconds": seconds}
+            sent, seconds = self._measure_traffic([_READ, control, "small"] for control in controls)
+        return {"relays": _RELAYS, "sent": sent / self._small_bytes, "seconds": seconds}
 
     def measure_mosaic(self) -> dict[str, Any]:
         """Return the bytes that crossed the link for jobs of Mosaic Streaming, to the dataset's."""
