@@ -165,7 +165,7 @@ def check_version(request: Request, version: str) -> None:
 
     Raises `RemoteError` (FAILED_PRECONDITION) if it is for another version.
     """
-    if not names_version(request.version, version):
+    if request.version is not None and not names_version(request.version, version):
         raise remote_error(
             "FAILED_PRECONDITION",
             f"the dataset {request.dataset!r} has changed, or never had the version "
@@ -174,17 +174,16 @@ def check_version(request: Request, version: str) -> None:
         )
 
 
-def names_version(text: str | None, version: str) -> bool:
-    """Return whether a text is a version, or the number that it begins with, or None.
+def names_version(text: str, version: str) -> bool:
+    """Return whether a text is a version, or the number that the version begins with.
 
     Examples
     --------
     >>> names_version("3", "3-9f2c"), names_version("3", "31-9f2c")
     (True, False)
     """
-    if text is None or text == version:
-        return True
-    return text.isascii() and text.isdigit() and version.startswith(f"{text}-")
+    is_number = text.isascii() and text.isdigit()
+    return text == version or (is_number and version.startswith(f"{text}-"))
 
 
 def check_batches(request: Request, count: int) -> None:

@@ -345,7 +345,7 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
     def _find_version(self, request: Request) -> PublishedVersion:
         """Return the version that a request is for, or the current one."""
         current = self._find_current()
-        if names_version(request.version, current.version):
+        if request.version is None or names_version(request.version, current.version):
             return current
         number = parse_version_number(request.version)
         if number is not None and not request.current:
