@@ -149,8 +149,8 @@ def pack_shards(
 
     Examples
     --------
-    >>> pack_shards([1 << 20] * 5, None, 2)
-    [range(0, 3), range(3, 5)]
+    >>> pack_shards([1 << 20] * 4, None, 2)
+    [range(0, 2), range(2, 4)]
     """
     if shards_per_task is not None:
         starts = range(0, len(sizes), shards_per_task)
