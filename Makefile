@@ -145,9 +145,10 @@ $(VENV)/deploy-tools: $(VENV)/installed-test $(UV)
 	    kubernetes-validate==1.37.0 'grafana-foundation-sdk==1769699998!10.1.0'
 	@touch $@
 
+# Those of `test-spark` are run for each version of Spark by itself.
 .PHONY: test-slow
 test-slow: $(VENV)/deploy-tools ## run the slow tests: Spark, S3, benchmarks, deployment
-	@$(BIN)/pytest $(PARALLEL) -m "slow and not long" $(ARGS)
+	@$(BIN)/pytest $(PARALLEL) -m "slow and not long" --ignore tests/pipeline/test_spark_versions.py $(ARGS)
 
 # Tests of the loaders' benchmark draw its plot.
 # pip prefers a build for processors alone (2.13.0+cpu) to the large one with CUDA, if an index or
