@@ -12,3 +12,5 @@ SOURCE_CLASS = "io.splitarrow.spark.SplitArrowSource"
 """The class of the data source."""
 SPARK_VERSIONS = ("3.5", "4.0", "4.1", "4.2", "4.3")
 """The versions of Spark that the jar works with, without their last number."""
+MEMORY_LIMIT = 1 << 30
+"""The default of the option ``memory_limit``, in bytes."""

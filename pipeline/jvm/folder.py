@@ -18,6 +18,7 @@ from ...publication.version_store import VersionStore
 from ..options import SparkOptions
 from ..reader import dataset_schema, pack_shards
 from ..types import check_readable
+from . import MEMORY_LIMIT
 
 
 def find_folder(options: SparkOptions) -> str | None:
@@ -84,7 +85,7 @@ def _describe(folder: str, values: Mapping[str, Any], options: SparkOptions) -> 
         "rows": manifest.rows if limit is None else min(limit, manifest.rows),
         "bytes": manifest.nbytes,
         "pushdown": False,
-        "memory_limit": options.nbytes("memory_limit", 1 << 30),
+        "memory_limit": options.nbytes("memory_limit", MEMORY_LIMIT),
     }
 
 

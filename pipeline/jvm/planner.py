@@ -34,6 +34,7 @@ from ..filters import parse_option, push_predicates
 from ..options import SparkOptions
 from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, pack_shards, shard_ordinals
 from ..types import arrow_schema, check_readable
+from . import MEMORY_LIMIT
 from .aggregates import compute_aggregates
 from .folder import answer_folder, find_folder
 
@@ -84,8 +85,6 @@ def _read_manifests(store: VersionStore, versions: set[str]) -> dict[str, ShardE
 
 
 _TRANSPORTS = ("tcp", "tcp+tls")
-_MEMORY_LIMIT = 1 << 30
-"""The default of the option ``memory_limit``, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,7 @@ def _describe(question: _Question) -> dict[str, Any]:
         "pushdown": options.flag("pushdown", True) and not filtered and limit is None,
         "connect_millis": int(dataset.arguments["connect_timeout"] * 1000),
         "stall_millis": int(dataset.arguments["stall_timeout"] * 1000),
-        "memory_limit": options.nbytes("memory_limit", _MEMORY_LIMIT),
+        "memory_limit": options.nbytes("memory_limit", MEMORY_LIMIT),
     }
 
 
