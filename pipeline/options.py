@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from ..errors import UsageError
 from ..formats.text import parse_size
@@ -149,3 +150,8 @@ class SparkOptions:
         if not any((ca, cert, key, server_name)):
             return None
         return TlsOptions(ca, cert, key if cert else None, server_name)
+
+
+def local_path(path: str) -> str:
+    """Return a path, also if Spark's catalog has turned it into a URL."""
+    return unquote(urlsplit(path).path) if path.startswith("file:/") else path

@@ -24,27 +24,41 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the program that started Spark
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # whatever else is printed
-        for line in sys.stdin.buffer:
-            answers.write(json.dumps(_answer(line)) + "\n")
+        while line := sys.stdin.buffer.readline():
+            answer = _answer(line)
+            answers.write(json.dumps(answer) + "\n")
             answers.flush()
+            if answer.get("ended"):
+                return
 
 
 def _answer(line: bytes) -> dict[str, Any]:
+    request: dict[str, Any] = {}
     try:
-        return _dispatch(json.loads(line))
-    except NotFoundError as error:
-        return {"error": str(error), "missing": True}
-    except SplitArrowError as error:
-        return {"error": str(error)}
+        request = json.loads(line)
+        return _dispatch(request)
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        known = isinstance(error, SplitArrowError)
+        return {
+            "error": str(error) if known else f"{type(error).__name__}: {error}",
+            "missing": isinstance(error, NotFoundError),
+            # Whatever is left of the stream of a task is not a request.
+            "ended": request.get("operation") == "stage",
+        }
+
+
+_WRITES = ("find", "write", "create", "begin", "commit", "abort")
 
 
 def _dispatch(request: Mapping[str, Any]) -> dict[str, Any]:
-    if request["operation"] == "find":
-        from .writer import find_existing
+    if request["operation"] == "stage":
+        from .shards import stage_stream
 
-        return find_existing(request)
+        return stage_stream(request, sys.stdin.buffer)
+    if request["operation"] in _WRITES:
+        from .jvm.writing import answer_write
+
+        return answer_write(request)
     from .jvm.planner import answer
 
     return answer(request)

@@ -35,11 +35,9 @@ from ..publication.version_store import VersionStore
 from ..transport.tls_options import TlsOptions
 from .dictionaries import dictionary_columns
 from .folder_publication import publish_folder
-from .options import SparkOptions
 from .spark_errors import translate_errors
 from .spark_session import BATCH_BYTES, BATCH_ROWS, DEFAULTS
-from .spark_versions import DATE_AND_TIME_TYPES, HAS_PYTHON_SOURCES, collect_batches
-from .writer import WRITE_OPTIONS, write_frame
+from .spark_versions import DATE_AND_TIME_TYPES, collect_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -474,10 +472,6 @@ def _write(
         "job_id": job_id,
     }
     given = {name: str(value) for name, value in options.items() if value is not None}
-    if not HAS_PYTHON_SOURCES:
-        settings = SparkOptions({"path": location, **given}, WRITE_OPTIONS)
-        write_frame(frame, settings, overwrite=overwrite)
-        return
     writer = frame.write.format("splitarrow").mode("overwrite" if overwrite else "append")
     writer.options(**given).save(location)
 

@@ -6,22 +6,26 @@ batches in memory, whatever the size of the shards.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import pickle
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ..errors import DatasetError
+from ..errors import DatasetError, InvalidDataError, UsageError
 from ..formats.arrow.file_writer import AlignedFileWriter
-from ..publication.column_ranges import RangeTracker
+from ..publication.column_ranges import RangeTracker, has_range
 from ..publication.layout import format_data_folder, format_shard_name, format_staging_folder
-from ..publication.manifest import ShardEntry
+from ..publication.manifest import RangeValue, ShardEntry
 from ..publication.version_store import VersionStore
 from .casting import Caster
 from .dictionaries import DictionaryEncoder
@@ -51,9 +55,150 @@ class WriteJob:
     """The names of the columns to dictionary-encode."""
 
     @property
+    def partition_by(self) -> list[str]:
+        """The names of the columns that have one value in each shard."""
+        return partition_columns(self.schema)
+
+    @property
     def shard_schema(self) -> pa.Schema:
         """The schema of the shards, after dictionary encoding."""
         return DictionaryEncoder(self.schema, self.dictionary).schema
+
+
+PARTITION_KEY = b"splitarrow.partition_by"
+"""The key of the names of the partition columns, a JSON array, in the metadata of a schema."""
+
+
+def partition_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns that have one value in each shard of a dataset.
+
+    Text in the metadata that is not such a list names no columns.
+    """
+    text = (schema.metadata or {}).get(PARTITION_KEY, b"[]")
+    try:
+        names: Any = json.loads(text)
+    except ValueError:
+        return []
+    known = set(schema.names)
+    is_list = isinstance(names, list) and all(isinstance(n, str) and n in known for n in names)
+    return names if is_list else []
+
+
+def partition_job(job: WriteJob, columns: Sequence[str]) -> WriteJob:
+    """Return a job that begins a new shard where a value of these columns changes.
+
+    Raises `UsageError` if a column does not exist, or its shards would have no exact ranges.
+    """
+    if not columns:
+        return job
+    for name in columns:
+        if name not in job.schema.names:
+            raise UsageError(
+                f"cannot partition by {name!r}; the columns are {', '.join(job.schema.names)}"
+            )
+        data_type = job.schema.field(name).type
+        if not has_range(data_type) or pa.types.is_floating(data_type):
+            raise UsageError(
+                f"cannot partition by {name!r}, which is {data_type}; use integers, strings, "
+                "dates, timestamps or decimals"
+            )
+    metadata = {**(job.schema.metadata or {}), PARTITION_KEY: json.dumps(list(columns)).encode()}
+    return replace(job, schema=job.schema.with_metadata(metadata))
+
+
+Partition = tuple[RangeValue, ...]
+"""The value that each partition column has in a shard, as in its range; None for null."""
+
+
+def find_partition(shard: ShardEntry, columns: Sequence[str]) -> Partition:
+    """Return the partition of a shard.
+
+    Raises `InvalidDataError` if its range does not state the one value of a column.
+    """
+    values: list[RangeValue] = []
+    for name in columns:
+        found = shard.columns.get(name)
+        if (
+            found is None
+            or found.minimum != found.maximum
+            or (found.nulls != (0 if found.minimum is not None else shard.rows))
+        ):
+            raise InvalidDataError(
+                f"the shard {shard.path} does not have one known value of {name!r}; values that "
+                "partition a dataset have at most 64 characters"
+            )
+        values.append(found.minimum)
+    return tuple(values)
+
+
+@dataclass
+class TaskShards:
+    """The result of a task, for the driver."""
+
+    partition: int
+    """The partition of the DataFrame that the task wrote."""
+    shards: list[ShardEntry]
+    """The shards that the task staged, in the order of the rows."""
+    job_id: str
+    """The job in whose staging folder they are."""
+
+
+def format_attempt(partition: int, attempt: int) -> str:
+    """Return the beginning of the names of the files of an attempt of a task."""
+    return f"{partition:05}-{attempt}"
+
+
+def collect_shards(messages: Sequence[Any]) -> list[ShardEntry]:
+    """Return the shards of all tasks in the order of the partitions.
+
+    Raises `DatasetError` if the result of a task is missing or duplicate.
+    """
+    by_partition: dict[int, list[ShardEntry]] = {}
+    for message in messages:
+        if not isinstance(message, TaskShards):
+            raise DatasetError(f"{len(messages)} tasks ran, but one of them returned no result")
+        if message.partition in by_partition:
+            raise DatasetError(f"two tasks returned a result for partition {message.partition}")
+        by_partition[message.partition] = message.shards
+    partitions = sorted(by_partition)
+    if partitions != list(range(len(partitions))):
+        raise DatasetError(
+            f"{partitions[-1] + 1} partitions were written, but only {len(partitions)} tasks "
+            "returned a result"
+        )
+    return [shard for partition in partitions for shard in by_partition[partition]]
+
+
+def encode(value: Any) -> str:
+    """Return an object as text that only `decode` reads, in a process of the same job."""
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def decode(text: str | None) -> Any:
+    """Return the object that `encode` made text of."""
+    return None if text is None else pickle.loads(base64.b64decode(text))
+
+
+def stage_stream(values: Mapping[str, Any], stream: Any) -> dict[str, Any]:
+    """Write the rows of a task of the writer in the JVM, which follow its request in a binary file.
+
+    A micro-batch has a job of its own, whose staging folder the driver cannot create.
+    """
+    job: WriteJob = decode(values["task"])
+    partition: int = values["partition"]
+    store = VersionStore(job.location)
+    if values["job"] is not None:
+        job = replace(job, job_id=values["job"])
+        store.create_staging(job.job_id)
+    attempt = format_attempt(partition, values["attempt"])
+    reader: Any = pa.ipc.open_stream(stream)
+    try:
+        shards = write_shards(job, attempt, reader)
+    except BaseException:
+        if values["job"] is not None:
+            store.discard_empty_staging(job.job_id)
+        raise
+    return {"shards": encode(TaskShards(partition, shards, job.job_id))}
 
 
 def write_shards(
@@ -72,7 +217,8 @@ def write_shards(
             shards = _ShardSequence(job, attempt, store, folder)
             try:
                 for batch in _cast(_coalesce(batches, job.rows_per_shard), job.schema):
-                    shards.add(batch)
+                    for rows in shards.divide(batch):
+                        shards.add(rows)
                 shards.stage()
             finally:
                 shards.discard()
@@ -90,7 +236,21 @@ class _ShardSequence:
         self._store = store
         self._folder = folder
         self._open: _ShardFile | None = None
+        self._partition: pa.RecordBatch | None = None
         self.staged: list[ShardEntry] = []
+
+    def divide(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the parts of a batch that have one partition each, and stage the shard before."""
+        columns = self._job.partition_by
+        if not columns:
+            yield batch
+            return
+        for part in _divide(batch, columns):
+            first = part.slice(0, 1).select(columns)
+            if self._partition is not None and not first.equals(self._partition):
+                self.stage()
+            self._partition = first
+            yield part
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Write a batch. Where a shard becomes full, stage it and begin the next one."""
@@ -161,9 +321,10 @@ class _ShardFile:
         name = format_shard_name(name, sha256)
         store.storage.put(f"{format_staging_folder(job_id)}/{name}", self._path)
         nbytes, ranges = self._format.position, self._ranges.ranges()
-        return ShardEntry(
-            f"{format_data_folder(job_id)}/{name}", self._rows, nbytes, sha256, ranges
-        )
+        path = f"{format_data_folder(job_id)}/{name}"
+        entry = ShardEntry(path, self._rows, nbytes, sha256, ranges)
+        find_partition(entry, self._job.partition_by)
+        return entry
 
     def discard(self) -> None:
         self._file.close()
@@ -223,6 +384,24 @@ def _coalesce(batches: Iterable[pa.RecordBatch], max_rows: int | None) -> Iterat
             pending, rows, nbytes = [], 0, 0
     if pending:
         yield _concatenate(pending)
+
+
+def _divide(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the parts of a batch between which a value of the columns changes."""
+    changes: Any = pa.array([False] * (batch.num_rows - 1), pa.bool_())
+    for name in columns:
+        column: Any = batch.column(name)
+        before, after = column[:-1], column[1:]
+        differs = pc.or_(
+            pc.fill_null(pc.not_equal(before, after), pa.scalar(False)),
+            pc.not_equal(before.is_null(), after.is_null()),
+        )
+        changes = pc.or_(changes, differs)
+    begin = 0
+    for index in pc.indices_nonzero(changes).to_pylist():
+        yield batch.slice(begin, index + 1 - begin)
+        begin = index + 1
+    yield batch.slice(begin)
 
 
 def _concatenate(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -19,11 +19,11 @@ from ..publication.version_store import VersionStore
 from .batch_queries import ReadPartition
 from .options import SparkOptions
 from .reader import RemoteDataset, plan_read, read_batches, shard_ordinals
-from .shards import WriteJob
+from .shards import WriteJob, collect_shards
 from .spark_versions import VERSION
 from .types import arrow_schema, check_readable
 from .workers import Portable, one_line_errors
-from .writer import WRITE_OPTIONS, StagedShards, collect_shards, stage_task
+from .writer import WRITE_OPTIONS, StagedShards, stage_task
 
 try:
     _streaming: Any = import_module("pyspark.sql.streaming.datasource")

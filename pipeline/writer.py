@@ -1,31 +1,25 @@
 """Writing datasets: tasks stage shards, and the driver commits all of them as one version.
 
 The writers of the data source, in `batch_queries` and `streaming_queries`, call these functions.
-`write_frame` needs no data source. `find_existing` serves the modes ``error`` and ``ignore``.
 """
 
 from __future__ import annotations
 
-import pickle
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import types as st
 
 from ..errors import DatasetError, UsageError
-from ..publication.manifest import ShardEntry
 from ..publication.version_store import VersionStore
 from .options import SparkOptions
-from .shards import WriteJob, write_shards
+from .shards import TaskShards, WriteJob, collect_shards, format_attempt, write_shards
 from .spark_versions import WriterCommitMessage
 from .types import sink_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 WRITE_OPTIONS = (
     "path",
@@ -41,8 +35,12 @@ DEFAULT_BYTES_PER_SHARD = 128 << 20
 COMPRESSIONS = ("none", "lz4", "zstd")
 
 
-def plan_write(options: SparkOptions, schema: st.StructType) -> WriteJob:
+def plan_write(
+    options: SparkOptions, schema: st.StructType, location: str | None = None
+) -> WriteJob:
     """Return the settings of a write. Nothing is written.
+
+    `location` replaces the option ``path``.
 
     Raises `UsageError` if an option is missing or has a wrong value, and `InvalidDataError` if
     Spark cannot export a column as Arrow data.
@@ -51,7 +49,7 @@ def plan_write(options: SparkOptions, schema: st.StructType) -> WriteJob:
     default_bytes = DEFAULT_BYTES_PER_SHARD if rows is None else None
     compression = options.choice("compression", COMPRESSIONS, "none")
     job = WriteJob(
-        location=options.require("path", "/data/flights"),
+        location=location or options.require("path", "/data/flights"),
         job_id=options.text("job_id") or uuid.uuid4().hex,
         schema=sink_schema(schema),
         rows_per_shard=rows,
@@ -76,15 +74,8 @@ def _dictionary_columns(options: SparkOptions) -> list[str]:
 
 
 @dataclass
-class StagedShards(WriterCommitMessage):
+class StagedShards(TaskShards, WriterCommitMessage):
     """The result of a task, which Spark sends to the driver."""
-
-    partition: int
-    """The partition of the DataFrame that the task wrote."""
-    shards: list[ShardEntry]
-    """The shards that the task staged, in the order of the rows."""
-    job_id: str
-    """The job in whose staging folder they are."""
 
 
 def stage_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> StagedShards:
@@ -92,30 +83,9 @@ def stage_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> StagedShards
     context: Any = TaskContext.get()
     if context is None:
         raise DatasetError("the sink must run in a Spark task")
-    partition = context.partitionId()
-    attempt = f"{partition:05}-{context.taskAttemptId()}"
-    return StagedShards(partition, write_shards(job, attempt, batches), job.job_id)
-
-
-def collect_shards(messages: Sequence[Any]) -> list[ShardEntry]:
-    """Return the shards of all tasks in the order of the partitions.
-
-    Raises `DatasetError` if the result of a task is missing or duplicate.
-    """
-    by_partition: dict[int, list[ShardEntry]] = {}
-    for message in messages:
-        if not isinstance(message, StagedShards):
-            raise DatasetError(f"{len(messages)} tasks ran, but one of them returned no result")
-        if message.partition in by_partition:
-            raise DatasetError(f"two tasks returned a result for partition {message.partition}")
-        by_partition[message.partition] = message.shards
-    partitions = sorted(by_partition)
-    if partitions != list(range(len(partitions))):
-        raise DatasetError(
-            f"{partitions[-1] + 1} partitions were written, but only {len(partitions)} tasks "
-            "returned a result"
-        )
-    return [shard for partition in partitions for shard in by_partition[partition]]
+    partition, attempt = context.partitionId(), context.taskAttemptId()
+    shards = write_shards(job, format_attempt(partition, attempt), batches)
+    return StagedShards(partition, shards, job.job_id)
 
 
 def commit_shards(job: WriteJob, messages: Sequence[Any], overwrite: bool) -> None:
@@ -123,45 +93,3 @@ def commit_shards(job: WriteJob, messages: Sequence[Any], overwrite: bool) -> No
     VersionStore(job.location).commit(
         job.job_id, job.shard_schema, collect_shards(messages), append=not overwrite
     )
-
-
-def write_frame(frame: DataFrame, options: SparkOptions, *, overwrite: bool) -> None:
-    """Write a DataFrame as ``df.write`` does, in a Spark that has no data sources in Python.
-
-    Raises the errors of `plan_write`, and those of Spark.
-    """
-    job = plan_write(options, frame.schema)
-    store = VersionStore(job.location)
-    store.create_staging(job.job_id)
-    try:
-        rows = frame.mapInArrow(_make_function(job), "message binary").collect()
-        commit_shards(job, [pickle.loads(row["message"]) for row in rows], overwrite)
-    except BaseException:
-        store.discard(job.job_id)
-        raise
-
-
-def _make_function(
-    job: WriteJob,
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for ``mapInArrow``. It is pickled by value, since it is nested."""
-
-    def stage(batches: Any) -> Any:
-        message = pickle.dumps(stage_task(job, iter(batches)))
-        yield pa.record_batch({"message": pa.array([message], pa.binary())})
-
-    return stage
-
-
-def find_existing(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the location of the dataset to write, if it exists, under the key ``existing``.
-
-    It is None if the dataset has no version, or has one of the same job, which is not written
-    twice. Raises `SplitArrowError` if an option is wrong, or the location cannot be read.
-    """
-    options = SparkOptions(values["options"], WRITE_OPTIONS)
-    store = VersionStore(options.require("path", "/data/flights"))
-    job = options.text("job_id")
-    if store.load() is None or (job is not None and store.find_job(job) is not None):
-        return {"existing": None}
-    return {"existing": store.location}

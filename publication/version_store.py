@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -291,6 +291,7 @@ class VersionStore:
         shards: Iterable[ShardEntry],
         *,
         append: bool,
+        replaces: Callable[[ShardEntry], bool] | None = None,
         properties: Mapping[str, str] | None = None,
         snapshot: str = "",
         shards_total: int | None = None,
@@ -311,6 +312,9 @@ class VersionStore:
         append : bool
             Whether the new version also has the shards of the current one, before its own. The
             ordinals and `shards_total` of the job are then shifted accordingly.
+        replaces : callable, optional
+            With `append`, tells whether the new version leaves out a shard of the current one,
+            which must be complete.
         properties : mapping of str to str, optional
             Further information to store in the manifest.
         snapshot : str
@@ -340,7 +344,7 @@ class VersionStore:
         while committed is None:
             highest, committed = self._find_job(job, after=highest)
             if committed is None:
-                committed = self._create_version(highest, new, append=append)
+                committed = self._create_version(highest, new, append, replaces)
         self._delete_folder(format_staging_folder(job))
         return committed
 
@@ -466,11 +470,19 @@ class VersionStore:
             for shard in manifest.shards
         )
 
-    def _create_version(self, highest: int, new: Manifest, *, append: bool) -> Manifest | None:
+    def _create_version(
+        self,
+        highest: int,
+        new: Manifest,
+        append: bool,
+        replaces: Callable[[ShardEntry], bool] | None,
+    ) -> Manifest | None:
         """Create the version after `highest`; return None if another writer was faster."""
         base = self._load(highest) if highest else None
         if highest and base is None:
             return None  # pruned meanwhile, so a higher version exists
+        if base is not None and replaces is not None:
+            base = _leave_out(base, replaces)
         manifest = _build_on(base, new, append=append)
         name = format_manifest_name(manifest.version)
         return manifest if self.storage.create(name, encode_manifest(manifest)) else None
@@ -537,6 +549,18 @@ class VersionStore:
                 manifest = decode_manifest(data, f"{self.location}/{entry.name}")
                 self.storage.delete(s.path for s in manifest.shards if s.path not in referenced)
             self.storage.delete([entry.name])
+
+
+def _leave_out(base: Manifest, replaces: Callable[[ShardEntry], bool]) -> Manifest:
+    """Return a manifest without some shards, the others numbered anew."""
+    if len(base.shards) != base.shards_total:
+        raise DatasetError(
+            f"version {base.version} has {len(base.shards)} of {base.shards_total} shards; other "
+            "servers store the rest, so none can be replaced here"
+        )
+    kept = [shard for shard in base.shards if not replaces(shard)]
+    shards = tuple(replace(shard, ordinal=ordinal) for ordinal, shard in enumerate(kept))
+    return replace(base, shards=shards, shards_total=len(shards))
 
 
 def _build_on(base: Manifest | None, new: Manifest, *, append: bool) -> Manifest:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from ...client.rpc.info import DatasetInfo
 from ...errors import SplitArrowError, UsageError
 from ...publication.manifest import Manifest
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
-from ..options import SparkOptions
+from ..options import SparkOptions, local_path
 from ..reader import dataset_schema, pack_shards
+from ..shards import partition_columns
 from ..types import check_readable
 from . import MEMORY_LIMIT
 
@@ -29,8 +29,7 @@ def find_folder(options: SparkOptions) -> str | None:
     path = options.text("path")
     if path is None or options.text("uri") is not None:
         return None
-    if path.startswith("file:/"):
-        path = unquote(urlsplit(path).path)  # as Spark's catalog writes the location of a table
+    path = local_path(path)
     if is_object_url(path):
         raise UsageError(
             f"{path} can be read through a daemon only: serve it, and set the option 'uri'"
@@ -86,6 +85,7 @@ def _describe(folder: str, values: Mapping[str, Any], options: SparkOptions) -> 
         "bytes": manifest.nbytes,
         "pushdown": False,
         "memory_limit": options.nbytes("memory_limit", MEMORY_LIMIT),
+        "partition_by": partition_columns(manifest.schema),
     }
 
 

@@ -33,6 +33,7 @@ from ...transport.tls_options import TlsOptions
 from ..filters import parse_option, push_predicates
 from ..options import SparkOptions
 from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, pack_shards, shard_ordinals
+from ..shards import partition_columns
 from ..types import arrow_schema, check_readable
 from . import MEMORY_LIMIT
 from .aggregates import compute_aggregates
@@ -161,6 +162,7 @@ def _describe(question: _Question) -> dict[str, Any]:
         "connect_millis": int(dataset.arguments["connect_timeout"] * 1000),
         "stall_millis": int(dataset.arguments["stall_timeout"] * 1000),
         "memory_limit": options.nbytes("memory_limit", MEMORY_LIMIT),
+        "partition_by": partition_columns(info.schema),
     }
 
 

@@ -81,9 +81,10 @@ def test_a_version_is_named_by_its_number(sql: Sql, catalog: str, server: Daemon
         ("SELECT * FROM {}.trips TIMESTAMP AS OF '2020-01-01'", "use VERSION AS OF"),
         ("DROP TABLE {}.nothing", "TABLE_OR_VIEW_NOT_FOUND"),
         ("DROP TABLE {}.trips", "it belongs to the configuration"),
-        ("CREATE TABLE {}.new (a INT)", "only reads and drops datasets"),
-        ("ALTER TABLE {}.trips ADD COLUMN a INT", "only reads and drops datasets"),
-        ("INSERT INTO {}.trips VALUES (1)", "a dataset of a daemon cannot be written from Spark"),
+        ("CREATE TABLE {}.new (a INT) PARTITIONED BY (b)", "b"),
+        ("CREATE TABLE {}.new (a INT) PARTITIONED BY (bucket(4, a))", "not by bucket"),
+        ("ALTER TABLE {}.trips ADD COLUMN a INT", "changes no columns"),
+        ("INSERT INTO {}.trips VALUES (1)", "a dataset that was not published has this name"),
     ],
 )
 def test_errors_say_what_is_wrong(sql: Sql, catalog: str, query: str, message: str) -> None:
@@ -168,3 +169,58 @@ def test_a_damaged_file_without_a_daemon_is_an_error(
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises((PySparkException, Py4JJavaError), match="cannot read shard 0 of"):
         frame.collect()
+
+
+def test_a_table_is_created_filled_and_replaced(sql: Sql, catalog: str, server: Daemon) -> None:
+    table = f"{catalog}.rides"
+    assert sql(f"CREATE TABLE {table} (n BIGINT, day STRING) PARTITIONED BY (day)") == []
+    assert sql(f"SELECT count(*) FROM {table}") == [(0,)]
+    sql(f"INSERT INTO {table} VALUES (1, 'mo'), (2, 'tu'), (3, 'mo')")
+    sql(f"INSERT INTO {table} (day, n) SELECT 'we', n FROM {catalog}.trips WHERE n > 3")
+    assert sorted(sql(f"SELECT * FROM {table}")) == [
+        (1, "mo"),
+        (2, "tu"),
+        (3, "mo"),
+        (4, "we"),
+    ]
+    assert sql(f"SELECT count(*) FROM {table} VERSION AS OF 2") == [(3,)]
+    assert ("Part 0", "day", "") in sql(f"DESCRIBE {table}") or ("day", "string", None) in sql(
+        f"DESCRIBE {table}"
+    )
+    sql(f"INSERT OVERWRITE {table} VALUES (9, 'su')")
+    assert sql(f"SELECT * FROM {table}") == [(9, "su")]
+    with pytest.raises(PySparkException, match="TABLE_OR_VIEW_ALREADY_EXISTS"):
+        sql(f"CREATE TABLE {table} (n INT)")
+    sql(f"CREATE OR REPLACE TABLE {table} AS SELECT 'x' AS name, n FROM {catalog}.trips")
+    assert sql(f"SELECT name, sum(n) FROM {table} GROUP BY name") == [("x", 10)]
+    with splitarrow.connect(str(server.control_uri)) as client:
+        assert client.read("rides").read_all().column_names == ["name", "n"]
+    sql(f"DROP TABLE {table}")
+    assert sql(f"SHOW TABLES IN {catalog}") == [("", "trips", False)]
+
+
+def test_a_query_that_fails_creates_no_table(sql: Sql, catalog: str, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="too many"):
+        sql(
+            f"CREATE TABLE {catalog}.broken OPTIONS (staging '{tmp_path}') AS "
+            f"SELECT n, CASE WHEN n = 4 THEN raise_error('too many') END AS e FROM {catalog}.trips"
+        )
+    assert sql(f"SHOW TABLES IN {catalog}") == [("", "trips", False)]
+    assert not list(tmp_path.glob("splitarrow-write-*"))
+
+
+def test_a_frame_is_written_to_daemons(spark: Any, server: Daemon, tmp_path: Path) -> None:
+    def write(mode: str, rows: int) -> int:
+        writer = spark.range(rows).write.format("splitarrow").mode(mode)
+        options = {"uri": str(server.control_uri), "staging": str(tmp_path / "staging")}
+        writer.options(**options).save("ids")
+        with splitarrow.connect(str(server.control_uri)) as client:
+            return client.read("ids").read_all().num_rows
+
+    assert write("error", 3) == 3
+    assert write("ignore", 5) == 3
+    assert write("append", 4) == 7
+    with pytest.raises(PySparkException, match="PATH_ALREADY_EXISTS"):
+        write("error", 1)
+    assert write("overwrite", 2) == 2
+    assert list((tmp_path / "staging").iterdir()) == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 
 from helpers.publication import read_version
+from splitarrow.pipeline.spark_versions import HAS_PYTHON_SOURCES
 from splitarrow.publication.version_store import VersionStore
 
 
@@ -52,6 +54,9 @@ def test_a_repeated_job_is_written_once(write, mode):
     assert write(5, mode, job_id="one") == ([1], 5)
 
 
+@pytest.mark.skipif(
+    not HAS_PYTHON_SOURCES, reason="Spark 3.5 has no tables of such data sources in the session"
+)
 def test_a_table_of_the_session_takes_inserts(spark, tmp_path):
     path = tmp_path / "set"
     spark.sql(f"create table ids (id bigint) using splitarrow options (path '{path}')")
@@ -66,9 +71,71 @@ def test_a_table_of_the_session_takes_inserts(spark, tmp_path):
         spark.sql("drop table ids")
 
 
-@pytest.mark.parametrize("partition", ["partitionBy", "clusterBy"])
-def test_partitioned_writes_are_refused(spark, tmp_path, partition):
+def test_clustered_writes_are_refused(spark, tmp_path):
     writer = spark.range(3).write.format("splitarrow").mode("append")
-    with pytest.raises(PySparkException, match="does not partition"):
-        getattr(writer, partition)("id").save(str(tmp_path / "set"))
+    with pytest.raises(Exception, match="use partitionBy instead"):
+        # What clusterBy sets, which Spark 3.5 does not have.
+        writer.option("__clustering_columns", '["id"]').save(str(tmp_path / "set"))
     assert not (tmp_path / "set").exists()
+
+
+@pytest.fixture
+def write_days(spark, tmp_path):
+    """Write rows of a day and a number; return the days of the shards, and all rows."""
+    path = tmp_path / "days"
+
+    def write(rows: list[tuple[Any, int]], mode: str, **options: str) -> tuple[list[Any], Any]:
+        frame = spark.createDataFrame(rows, "day date, n int").repartition(2)
+        writer = frame.write.format("splitarrow").mode(mode).options(**options)
+        writer.partitionBy("day").save(str(path))
+        store: Any = VersionStore(path)
+        manifest = store.load()
+        days = [shard.columns["day"].minimum for shard in manifest.shards]
+        table = read_version(store, manifest).sort_by([("day", "ascending"), ("n", "ascending")])
+        return days, list(zip(*table.to_pydict().values(), strict=True))
+
+    return write
+
+
+MONDAY, TUESDAY, SUNDAY = date(2024, 1, 1), date(2024, 1, 2), date(2024, 1, 7)
+
+
+def test_each_shard_has_one_partition(write_days):
+    rows = [(MONDAY, 1), (TUESDAY, 2), (None, 3), (MONDAY, 4), (None, 5), (TUESDAY, 6)] * 3
+    days, found = write_days(rows, "append")
+    assert set(days) == {None, "2024-01-01", "2024-01-02"}
+    assert sorted(found, key=str) == sorted(rows, key=str)
+
+
+def test_dynamic_overwrite_replaces_the_partitions_that_it_writes(write_days):
+    write_days([(MONDAY, 1), (TUESDAY, 2), (None, 3)], "append")
+    dynamic = {"partitionOverwriteMode": "dynamic"}
+    _, found = write_days([(TUESDAY, 9), (SUNDAY, 8), (None, 7)], "overwrite", **dynamic)
+    assert sorted(found, key=str) == [
+        (None, 7),
+        (MONDAY, 1),
+        (TUESDAY, 9),
+        (SUNDAY, 8),
+    ]
+    _, found = write_days([(TUESDAY, 5)], "overwrite")
+    assert found == [(TUESDAY, 5)]
+
+
+def test_other_partition_columns_are_refused(spark, write_days, tmp_path):
+    write_days([(MONDAY, 1)], "append")
+    frame = spark.createDataFrame([(MONDAY, 1)], "day date, n int")
+    writer = frame.write.format("splitarrow").mode("append").partitionBy("n")
+    with pytest.raises(Exception, match="is partitioned by day, not by n"):
+        writer.save(str(tmp_path / "days"))
+    with pytest.raises(Exception, match="cannot partition by 'x', which is double"):
+        spark.sql("select 1.5D x").write.format("splitarrow").partitionBy("x").save(
+            str(tmp_path / "numbers")
+        )
+
+
+def test_an_append_keeps_the_partitions(spark, write_days, tmp_path):
+    write_days([(MONDAY, 1)], "append")
+    frame = spark.createDataFrame([(SUNDAY, 1), (MONDAY, 2), (SUNDAY, 3)], "day date, n int")
+    frame.coalesce(1).write.format("splitarrow").mode("append").save(str(tmp_path / "days"))
+    days, _ = write_days([], "append")
+    assert days == ["2024-01-01", "2024-01-01", "2024-01-07"]

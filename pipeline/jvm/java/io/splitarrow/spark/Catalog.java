@@ -6,8 +6,11 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
 import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
 import org.apache.spark.sql.connector.catalog.Identifier;
+import org.apache.spark.sql.connector.catalog.StagedTable;
+import org.apache.spark.sql.connector.catalog.StagingTableCatalog;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableChange;
@@ -21,9 +24,9 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * <p>The settings below that name, such as {@code spark.sql.catalog.arrow.uri}, are options of the
  * data source. A dataset is a table without a namespace.
  */
-public final class Catalog implements TableCatalog {
+public final class Catalog implements StagingTableCatalog {
   private static final String CHANGES =
-      "a catalog of splitarrow only reads and drops datasets; publish them with splitarrow publish";
+      "splitarrow changes no columns or names of a dataset; create another one from it";
 
   private String name;
   private CaseInsensitiveStringMap options;
@@ -121,8 +124,75 @@ public final class Catalog implements TableCatalog {
       Identifier table,
       StructType schema,
       Transform[] partitions,
-      Map<String, String> properties) {
-    throw new UnsupportedOperationException(CHANGES);
+      Map<String, String> properties)
+      throws NoSuchNamespaceException {
+    stage(table, schema, partitions, properties, false).commitStagedChanges();
+    try {
+      return loadTable(table);
+    } catch (NoSuchTableException error) {
+      throw new IllegalStateException("the dataset was removed right after it was created", error);
+    }
+  }
+
+  @Override
+  @SuppressWarnings("deprecation")
+  public StagedTable stageCreate(
+      Identifier table,
+      StructType schema,
+      Transform[] partitions,
+      Map<String, String> properties)
+      throws NoSuchNamespaceException {
+    return stage(table, schema, partitions, properties, false);
+  }
+
+  @Override
+  @SuppressWarnings("deprecation")
+  public StagedTable stageReplace(
+      Identifier table,
+      StructType schema,
+      Transform[] partitions,
+      Map<String, String> properties)
+      throws NoSuchNamespaceException, NoSuchTableException {
+    if (!tableExists(table)) {
+      throw new NoSuchTableException(table);
+    }
+    return stage(table, schema, partitions, properties, true);
+  }
+
+  @Override
+  @SuppressWarnings("deprecation")
+  public StagedTable stageCreateOrReplace(
+      Identifier table,
+      StructType schema,
+      Transform[] partitions,
+      Map<String, String> properties)
+      throws NoSuchNamespaceException {
+    return stage(table, schema, partitions, properties, true);
+  }
+
+  private StagedDataset stage(
+      Identifier table,
+      StructType schema,
+      Transform[] partitions,
+      Map<String, String> properties,
+      boolean replaces)
+      throws NoSuchNamespaceException {
+    if (table.namespace().length > 0) {
+      throw new NoSuchNamespaceException(table.namespace());
+    }
+    Map<String, String> values = values(table.name());
+    properties.forEach(
+        (key, value) -> {
+          if (key.startsWith(TableCatalog.OPTION_PREFIX)) {
+            values.put(key.substring(TableCatalog.OPTION_PREFIX.length()), value);
+          }
+        });
+    return StagedDataset.of(name + "." + table.name(), schema, partitions, values, replaces);
+  }
+
+  /** Returns the name of a column as an identifier of SQL. */
+  static String quote(String column) {
+    return "`" + column.replace("`", "``") + "`";
   }
 
   @Override

@@ -2,7 +2,9 @@ package io.splitarrow.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.ArrayList;
 import java.util.HashMap;
+import java.util.List;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
@@ -18,6 +20,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * @param rows the number of rows, at most the option {@code limit}; negative if unknown
  * @param bytes the size of all rows at the server; negative if unknown
  * @param pushdown whether filters and limits may be pushed
+ * @param partitionBy the columns that have one value in each shard
  */
 record Described(
     HashMap<String, String> options,
@@ -30,7 +33,8 @@ record Described(
     long bytes,
     boolean pushdown,
     Timeouts timeouts,
-    long memoryLimit) {
+    long memoryLimit,
+    List<String> partitionBy) {
 
   /** Describes the dataset that the options name. */
   static Described of(CaseInsensitiveStringMap options) {
@@ -54,7 +58,14 @@ record Described(
         new Timeouts(
             answer.path("connect_millis").asInt(10_000),
             answer.path("stall_millis").asLong(30_000)),
-        answer.path("memory_limit").asLong());
+        answer.path("memory_limit").asLong(),
+        texts(answer.path("partition_by")));
+  }
+
+  private static List<String> texts(JsonNode array) {
+    List<String> texts = new ArrayList<>();
+    array.forEach(text -> texts.add(text.asText()));
+    return texts;
   }
 
   boolean isReadable() {

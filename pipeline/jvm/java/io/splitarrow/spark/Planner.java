@@ -8,24 +8,32 @@ import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.OutputStream;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayDeque;
+import java.util.Deque;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.concurrent.TimeUnit;
 
 /**
- * A Python process that speaks with the control plane: {@code python -m splitarrow.pipeline.plan}.
+ * A Python process that works for this JVM: {@code python -m splitarrow.pipeline.plan}.
  *
- * <p>It answers one line of JSON with another. One process of each interpreter serves this JVM, and
- * ends with it. Requests contain tokens, so neither they nor the answers appear in any message.
+ * <p>It answers one line of JSON with another; record batches may follow a line. Idle processes wait
+ * for the next request, and all end with this JVM. Requests contain tokens, so neither they nor the
+ * answers appear in any message.
  */
-final class Planner {
-  private static final Map<String, Planner> RUNNING = new HashMap<>();
+final class Planner implements AutoCloseable {
+  private static final int MAX_IDLE = Math.max(2, Runtime.getRuntime().availableProcessors());
+  private static final Map<String, Deque<Planner>> IDLE = new HashMap<>();
 
+  private final String python;
   private final Process process;
   private final OutputStream requests;
   private final BufferedReader answers;
   private volatile String complaint = "";
+  private boolean isIdle;
 
   private Planner(String python) throws IOException {
+    this.python = python;
     process = new ProcessBuilder(python, "-m", "splitarrow.pipeline.plan").start();
     requests = process.getOutputStream();
     answers =
@@ -48,6 +56,29 @@ final class Planner {
   }
 
   /**
+   * Returns an idle process, or a new one.
+   *
+   * @throws PlannerMissing if Python does not start
+   */
+  static Planner acquire(String python) {
+    synchronized (IDLE) {
+      Deque<Planner> idle = IDLE.getOrDefault(python, new ArrayDeque<>());
+      while (!idle.isEmpty()) {
+        Planner planner = idle.pop();
+        if (planner.process.isAlive()) {
+          planner.isIdle = false;
+          return planner;
+        }
+      }
+    }
+    try {
+      return new Planner(python);
+    } catch (IOException error) {
+      throw new PlannerMissing(python, String.valueOf(error.getMessage()));
+    }
+  }
+
+  /**
    * Sends a request, and returns the answer.
    *
    * @throws IllegalArgumentException with the planner's message, if it reports an error; Spark
@@ -55,8 +86,47 @@ final class Planner {
    * @throws Missing if there is no such dataset
    * @throws PlannerMissing if Python does not start, or lacks splitarrow
    */
-  static synchronized JsonNode call(String python, ObjectNode request) {
-    JsonNode answer = exchange(python, request);
+  static JsonNode call(String python, ObjectNode request) {
+    try (Planner planner = acquire(python)) {
+      planner.send(request);
+      return planner.receive();
+    }
+  }
+
+  /** Sends a request. */
+  void send(ObjectNode request) {
+    try {
+      requests.write(
+          (Json.MAPPER.writeValueAsString(request) + "\n").getBytes(StandardCharsets.UTF_8));
+      requests.flush();
+    } catch (IOException error) {
+      throw failure();
+    }
+  }
+
+  /** Returns where to write what follows a request. */
+  OutputStream data() {
+    return requests;
+  }
+
+  /** Returns the answer to a request; the process is then ready for another one. */
+  JsonNode receive() {
+    JsonNode answer;
+    try {
+      requests.flush();
+      String line = answers.readLine();
+      if (line == null) {
+        throw failure();
+      }
+      answer = Json.MAPPER.readTree(line);
+    } catch (JsonProcessingException error) {
+      throw new PlannerMissing(python, "it printed something else than its answer");
+    } catch (IOException error) {
+      throw failure();
+    }
+    if (!answer.path("ended").asBoolean()) {
+      isIdle = true;
+    }
     if (answer.hasNonNull("error")) {
       String message = Text.line(answer.get("error").asText());
       throw answer.path("missing").asBoolean()
@@ -66,36 +136,39 @@ final class Planner {
     return answer;
   }
 
-  private static JsonNode exchange(String python, ObjectNode request) {
-    Planner planner = RUNNING.get(python);
+  /**
+   * Returns why the process takes no more data: what it answered, or how it died.
+   *
+   * <p>A process that fails in the middle of record batches answers, and ends.
+   */
+  RuntimeException failure() {
     try {
-      if (planner == null || !planner.process.isAlive()) {
-        planner = new Planner(python);
-        RUNNING.put(python, planner);
-      }
-      planner.requests.write((Json.MAPPER.writeValueAsString(request) + "\n").getBytes(
-          StandardCharsets.UTF_8));
-      planner.requests.flush();
-      String line = planner.answers.readLine();
+      String line = answers.readLine();
       if (line != null) {
-        return Json.MAPPER.readTree(line);
+        return new IllegalArgumentException(
+            Text.line(Json.MAPPER.readTree(line).path("error").asText("no error")));
       }
-    } catch (JsonProcessingException error) {
-      RUNNING.remove(python);
-      throw new PlannerMissing(python, "it printed something else than its answer");
-    } catch (IOException error) {
-      if (planner == null) {
-        throw new PlannerMissing(python, String.valueOf(error.getMessage()));
-      }
-    }
-    RUNNING.remove(python);
-    try {
-      planner.process.waitFor(5, java.util.concurrent.TimeUnit.SECONDS);
+      process.waitFor(5, TimeUnit.SECONDS);
       Thread.sleep(50); // its last line may still be on the way
     } catch (InterruptedException error) {
       Thread.currentThread().interrupt();
+    } catch (IOException error) {
+      // What it printed last tells more.
     }
-    throw new PlannerMissing(python, planner.complaint);
+    return new PlannerMissing(python, complaint);
+  }
+
+  /** Keeps the process for the next request, or ends it if its answer is still due. */
+  @Override
+  public void close() {
+    synchronized (IDLE) {
+      Deque<Planner> idle = IDLE.computeIfAbsent(python, key -> new ArrayDeque<>());
+      if (isIdle && idle.size() < MAX_IDLE) {
+        idle.push(this);
+        return;
+      }
+    }
+    process.destroy();
   }
 
   /** There is no such dataset. */
@@ -107,7 +180,7 @@ final class Planner {
     }
   }
 
-  /** The planner does not start, or died. */
+  /** The process does not start, or died. */
   static final class PlannerMissing extends IllegalArgumentException {
     private static final long serialVersionUID = 1L;
 

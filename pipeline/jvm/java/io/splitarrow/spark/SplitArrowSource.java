@@ -23,8 +23,8 @@ import scala.collection.Iterator;
 /**
  * The data source {@code splitarrow}: reads datasets by columns.
  *
- * <p>The data source of the same name that is written in Python writes, reads and writes streams, and
- * reads the datasets that this reader cannot read. Where both are loaded, Spark selects this one.
+ * <p>The data source of the same name that is written in Python reads streams, and the datasets that
+ * this reader cannot read. Where both are loaded, Spark selects this one.
  *
  * <p>Spark passes the mode of {@code df.write} only to a source of its first interface, {@link
  * CreatableRelationProvider}.
@@ -72,7 +72,9 @@ public final class SplitArrowSource
   @Override
   public Table getTable(
       StructType schema, Transform[] partitioning, Map<String, String> properties) {
-    return new SplitArrowTable("splitarrow", schema, clean(properties), described);
+    boolean isInCatalog = properties.containsKey(TableCatalog.PROP_PROVIDER);
+    return new SplitArrowTable(
+        "splitarrow", schema, clean(properties), described, isInCatalog);
   }
 
   /** Returns the options without what the session catalog adds: what it knows about a table. */
@@ -90,7 +92,7 @@ public final class SplitArrowSource
   static SplitArrowTable load(String name, CaseInsensitiveStringMap options) {
     SplitArrowSource source = new SplitArrowSource();
     StructType schema = source.inferSchema(options);
-    return new SplitArrowTable(name, schema, clean(options), source.described);
+    return new SplitArrowTable(name, schema, clean(options), source.described, true);
   }
 
   @Override
@@ -120,7 +122,7 @@ public final class SplitArrowSource
   }
 
   /**
-   * Accepts every type: the Python source refuses those that it cannot write, by name.
+   * Accepts every type: the writer refuses those that it cannot write, by name.
    *
    * <p>It overrides a method that Spark 3.5 does not have.
    */

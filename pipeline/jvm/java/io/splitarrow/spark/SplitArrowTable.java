@@ -1,13 +1,13 @@
 package io.splitarrow.spark;
 
 import java.util.EnumSet;
-import java.util.HashMap;
-import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.expressions.Expressions;
+import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
@@ -16,21 +16,27 @@ import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** A dataset. What writes it, and what reads it as a stream, is the Python source. */
+/** A dataset. What reads it as a stream is the Python source. */
 @SuppressWarnings("deprecation") // Spark still calls schema()
 final class SplitArrowTable implements SupportsRead, SupportsWrite {
   private final String name;
   private final StructType schema;
   private final CaseInsensitiveStringMap options;
   private final Described described;
+  private final boolean isInCatalog;
   private Table python;
 
   SplitArrowTable(
-      String name, StructType schema, CaseInsensitiveStringMap options, Described described) {
+      String name,
+      StructType schema,
+      CaseInsensitiveStringMap options,
+      Described described,
+      boolean isInCatalog) {
     this.name = name;
     this.schema = schema;
     this.options = options;
     this.described = described;
+    this.isInCatalog = isInCatalog;
   }
 
   @Override
@@ -45,14 +51,27 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
 
   @Override
   public Set<TableCapability> capabilities() {
-    if (!PythonSource.isSupported()) {
-      return EnumSet.of(TableCapability.BATCH_READ, TableCapability.V1_BATCH_WRITE);
+    Set<TableCapability> capabilities =
+        EnumSet.of(
+            TableCapability.BATCH_READ, TableCapability.STREAMING_WRITE, TableCapability.TRUNCATE);
+    if (PythonSource.isSupported()) {
+      capabilities.add(TableCapability.MICRO_BATCH_READ);
     }
-    Set<TableCapability> capabilities = EnumSet.copyOf(python().capabilities());
-    // Otherwise, Spark refuses the modes error and ignore before it asks.
-    capabilities.remove(TableCapability.BATCH_WRITE);
-    capabilities.add(TableCapability.V1_BATCH_WRITE);
+    // Otherwise, Spark refuses the modes error and ignore of df.write before it asks.
+    if (isInCatalog) {
+      capabilities.add(TableCapability.BATCH_WRITE);
+      capabilities.add(TableCapability.OVERWRITE_DYNAMIC);
+    }
     return capabilities;
+  }
+
+  @Override
+  public Transform[] partitioning() {
+    return described == null
+        ? new Transform[0]
+        : described.partitionBy().stream()
+            .map(column -> Expressions.identity(Catalog.quote(column)))
+            .toArray(Transform[]::new);
   }
 
   private synchronized Table python() {
@@ -110,14 +129,6 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
 
   @Override
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-    if (options.containsKey("uri")) {
-      throw new UnsupportedOperationException(
-          "a dataset of a daemon cannot be written from Spark: write to the folder that the daemon"
-              + " serves, or run splitarrow publish --to");
-    }
-    WriteBuilder builder = ((SupportsWrite) python()).newWriteBuilder(info);
-    Map<String, String> values = new HashMap<>(PythonSource.without(options));
-    values.putAll(PythonSource.without(info.options()));
-    return new DatasetWriter.Builder(builder, values);
+    return new ShardWriteBuilder(options, info, false);
   }
 }

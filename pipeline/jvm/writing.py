@@ -1,0 +1,223 @@
+"""Answers to the requests of the writer in the JVM, on the driver, as JSON objects.
+
+The writer sends the rows of a task to a process of `plan` on the executor, where
+`splitarrow.pipeline.shards.stage_stream` makes shards of them. This module plans a write before its
+tasks, and commits or aborts it after them. Shards for daemons are staged in a folder first.
+"""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import types as st
+
+from ...errors import NotFoundError, UsageError
+from ...publication.version_store import VersionStore
+from ..folder_publication import publish_folder
+from ..options import TLS_OPTIONS, SparkOptions, local_path
+from ..reader import READ_OPTIONS, RemoteDataset
+from ..shards import (
+    WriteJob,
+    collect_shards,
+    decode,
+    encode,
+    find_partition,
+    partition_columns,
+    partition_job,
+)
+from ..types import arrow_schema
+from ..writer import WRITE_OPTIONS, plan_write
+
+_DAEMON_OPTIONS = ("uri", "dataset", "replicas", "staging", "token", *TLS_OPTIONS)
+_SPARK_OPTIONS = ("__partition_columns", "partitionoverwritemode", "checkpointlocation")
+_OPTIONS = (*WRITE_OPTIONS, *_DAEMON_OPTIONS, "partition_by", *_SPARK_OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A write: its tasks, and what the driver does with their shards."""
+
+    job: WriteJob
+    mode: str
+    """``append``, ``overwrite`` or ``dynamic``, which replaces the partitions that it writes."""
+    daemons: RemoteDataset | None = None
+    """The dataset to upload the shards to; None publishes them where they are."""
+    replicas: int = 1
+    staging: str = ""
+    """The folder to remove once the shards are uploaded."""
+
+
+def answer_write(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer a request of the writer in the JVM.
+
+    Raises `SplitArrowError` if an option is wrong, or a dataset cannot be written.
+    """
+    return _OPERATIONS[values["operation"]](values)
+
+
+def _options(values: Mapping[str, Any]) -> SparkOptions:
+    """Return the options of the write, and those of its table that a write has."""
+    given = {name.lower(): text for name, text in values["options"].items() if text is not None}
+    if "__clustering_columns" in given:
+        raise UsageError("splitarrow does not cluster rows; use partitionBy instead of clusterBy")
+    table = {name.lower(): text for name, text in values.get("table", {}).items()}
+    reading = {name for name in READ_OPTIONS if name not in _OPTIONS}
+    options = {name: text for name, text in table.items() if name not in reading} | given
+    if "path" in options:
+        options["path"] = local_path(options["path"])
+    return SparkOptions(options, _OPTIONS)
+
+
+def _find_daemons(options: SparkOptions) -> RemoteDataset | None:
+    return RemoteDataset.from_options(options) if options.text("uri") else None
+
+
+def _load_current(options: SparkOptions) -> Any:
+    """Return the schema of the current version; None if there is none."""
+    daemons = _find_daemons(options)
+    if daemons is None:
+        manifest = VersionStore(options.require("path", "/data/flights")).load()
+        return None if manifest is None else manifest.schema
+    try:
+        return daemons.info().schema
+    except NotFoundError:
+        return None
+
+
+def _find(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the location of the dataset to write, if it exists, under the key ``existing``.
+
+    It is None if the dataset has no version, or has one of the same job, which is not written
+    twice.
+    """
+    options = _options(values)
+    daemons = _find_daemons(options)
+    if daemons is not None:
+        found = _load_current(options) is not None
+        return {"existing": f"{daemons.uri}/{daemons.name}" if found else None}
+    store = VersionStore(options.require("path", "/data/flights"))
+    job = options.text("job_id")
+    if store.load() is None or (job is not None and store.find_job(job) is not None):
+        return {"existing": None}
+    return {"existing": store.location}
+
+
+def _plan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a write. Nothing is written."""
+    options, schema = _options(values), st.StructType.fromJson(values["schema"])
+    mode: str = values["mode"]
+    current = _load_current(options)
+    columns = named = options.names("__partition_columns") or options.names("partition_by") or []
+    dynamic = options.text("partitionoverwritemode") or values.get("overwrite_partitions") or ""
+    if mode == "replace" and columns and dynamic.lower() == "dynamic":
+        mode = "dynamic"
+    if current is not None and mode != "replace":
+        columns = partition_columns(current)
+    if named and named != columns:
+        raise UsageError(
+            f"the dataset is partitioned by {', '.join(columns) or 'no column'}, not by "
+            f"{', '.join(named)}; only mode('overwrite') can change that"
+        )
+    if mode == "replace" or (mode == "dynamic" and (not columns or current is None)):
+        mode = "overwrite"
+    daemons = _find_daemons(options)
+    if daemons is not None and mode == "dynamic":
+        raise UsageError(
+            "daemons replace a dataset as a whole; write the partitions to a folder that they serve"
+        )
+    staging, location = "", options.text("path")
+    if daemons is not None:
+        folder = options.text("staging") or tempfile.gettempdir()
+        staging = f"{folder.rstrip('/')}/splitarrow-write-{uuid.uuid4().hex}"
+        location = f"{staging}/{daemons.name}"
+    job = partition_job(plan_write(options, schema, location), columns)
+    write = _Write(job, mode, daemons, options.count("replicas") or 1, staging)
+    return {
+        "write": encode(write),
+        "job": encode(job),
+        "schema": base64.b64encode(arrow_schema(schema).serialize()).decode(),
+        "partition_by": columns,
+    }
+
+
+def _load_write(values: Mapping[str, Any]) -> _Write:
+    """Return the write of a request, with the job of its micro-batch if it has one."""
+    write: _Write = decode(values["write"])
+    name = values["job"]
+    return write if name is None else replace(write, job=replace(write.job, job_id=name))
+
+
+def _create(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Publish a version without rows."""
+    request = {**_plan(values), "job": None, "messages": []}
+    _begin(request)
+    return _commit(request)
+
+
+def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
+    job = _load_write(values).job
+    VersionStore(job.location).create_staging(job.job_id)
+    return {}
+
+
+def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Publish the shards of all tasks as the next version, unless the job has one already.
+
+    A micro-batch without rows publishes nothing, unless it overwrites.
+    """
+    write = _load_write(values)
+    job, store = write.job, VersionStore(write.job.location)
+    shards = collect_shards([decode(message) for message in values["messages"]])
+    if values["job"] is not None and not shards and write.mode == "append":
+        store.discard_empty_staging(job.job_id)
+        return {}
+    append, replaces = write.mode != "overwrite", None
+    if write.mode == "dynamic":
+        columns = partition_columns(job.schema)
+        written = {find_partition(shard, columns) for shard in shards}
+        replaces = lambda shard: find_partition(shard, columns) in written  # noqa: E731
+    if write.daemons is None:
+        store.commit(job.job_id, job.shard_schema, shards, append=append, replaces=replaces)
+        return {}
+    try:
+        store.commit(job.job_id, job.shard_schema, shards, append=False)
+        dataset = write.daemons
+        publish_folder(
+            job.location,
+            dataset.name,
+            dataset.uri.split(","),
+            job=job.job_id,
+            replicas=write.replicas,
+            mode=write.mode,
+            token=dataset.token,
+            tls=dataset.tls,
+        )
+    finally:
+        shutil.rmtree(write.staging, ignore_errors=True)
+    return {}
+
+
+def _abort(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Delete the shards that the tasks have staged."""
+    write = _load_write(values)
+    if write.daemons is None:
+        VersionStore(write.job.location).discard(write.job.job_id)
+    else:
+        shutil.rmtree(write.staging, ignore_errors=True)
+    return {}
+
+
+_OPERATIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "find": _find,
+    "write": _plan,
+    "create": _create,
+    "begin": _begin,
+    "commit": _commit,
+    "abort": _abort,
+}
