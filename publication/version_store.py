@@ -292,6 +292,7 @@ class VersionStore:
         *,
         append: bool,
         replaces: Callable[[ShardEntry], bool] | None = None,
+        base: int | None = None,
         properties: Mapping[str, str] | None = None,
         snapshot: str = "",
         shards_total: int | None = None,
@@ -315,6 +316,8 @@ class VersionStore:
         replaces : callable, optional
             With `append`, tells whether the new version leaves out a shard of the current one,
             which must be complete.
+        base : int, optional
+            The version that must still be the current one.
         properties : mapping of str to str, optional
             Further information to store in the manifest.
         snapshot : str
@@ -326,7 +329,8 @@ class VersionStore:
         Raises
         ------
         DatasetError
-            If a shard is not staged, or an appended schema differs from the current one.
+            If a shard is not staged, an appended schema differs from the current one, or `base` is
+            not the current version.
         InvalidDataError
             If a shard or another argument has an impossible value, or the properties are larger
             than 64 KiB.
@@ -343,6 +347,11 @@ class VersionStore:
             self._promote_shards(job, new.shards)
         while committed is None:
             highest, committed = self._find_job(job, after=highest)
+            if committed is None and base not in (None, highest):
+                raise DatasetError(
+                    f"{self.location}: version {highest} was published after version {base} was "
+                    "read; write again"
+                )
             if committed is None:
                 committed = self._create_version(highest, new, append, replaces)
         self._delete_folder(format_staging_folder(job))

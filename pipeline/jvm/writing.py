@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import types as st
 
 from ...errors import NotFoundError, UsageError
+from ...formats.arrow.schema import describe_difference
 from ...publication.version_store import VersionStore
 from ..folder_publication import publish_folder
 from ..options import TLS_OPTIONS, SparkOptions, local_path
@@ -31,12 +33,13 @@ from ..shards import (
     partition_columns,
     partition_job,
 )
-from ..types import arrow_schema
+from ..types import arrow_schema, spark_schema
 from ..writer import WRITE_OPTIONS, plan_write
 
 _DAEMON_OPTIONS = ("uri", "dataset", "replicas", "staging", "token", *TLS_OPTIONS)
 _SPARK_OPTIONS = ("__partition_columns", "partitionoverwritemode", "checkpointlocation")
-_OPTIONS = (*WRITE_OPTIONS, *_DAEMON_OPTIONS, "partition_by", *_SPARK_OPTIONS)
+_OWN_OPTIONS = ("partition_by", "mergeschema", "__base")
+_OPTIONS = (*WRITE_OPTIONS, *_DAEMON_OPTIONS, *_OWN_OPTIONS, *_SPARK_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class _Write:
     replicas: int = 1
     staging: str = ""
     """The folder to remove once the shards are uploaded."""
+    base: int | None = None
+    """The version that must still be the current one."""
 
 
 def answer_write(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +142,11 @@ def _plan(values: Mapping[str, Any]) -> dict[str, Any]:
         staging = f"{folder.rstrip('/')}/splitarrow-write-{uuid.uuid4().hex}"
         location = f"{staging}/{daemons.name}"
     job = partition_job(plan_write(options, schema, location), columns)
-    write = _Write(job, mode, daemons, options.count("replicas") or 1, staging)
+    if current is not None and mode != "overwrite":
+        job = _conform(job, current)
+    write = _Write(
+        job, mode, daemons, options.count("replicas") or 1, staging, options.count("__base")
+    )
     return {
         "write": encode(write),
         "job": encode(job),
@@ -151,6 +160,79 @@ def _load_write(values: Mapping[str, Any]) -> _Write:
     write: _Write = decode(values["write"])
     name = values["job"]
     return write if name is None else replace(write, job=replace(write.job, job_id=name))
+
+
+def _conform(job: WriteJob, current: pa.Schema) -> WriteJob:
+    """Return a job that appends to a version: with its order of columns, and its wider types.
+
+    Raises `UsageError` if the columns or their types differ otherwise.
+    """
+    encoded = tuple(f.name for f in current if pa.types.is_dictionary(f.type))
+    if set(job.schema.names) == set(current.names):
+        fields = [job.schema.field(name) for name in current.names]
+        for index, field in enumerate(current):
+            data_type = field.type.value_type if field.name in encoded else field.type
+            if _is_wider(data_type, fields[index].type):
+                fields[index] = fields[index].with_type(data_type)
+        metadata: Any = job.schema.metadata
+        schema = pa.schema(fields, metadata)
+        job = replace(job, schema=schema, dictionary=job.dictionary or encoded)
+    difference = describe_difference(current, job.shard_schema)
+    if difference is not None:
+        raise UsageError(
+            f"cannot append: the schema differs from that of the dataset: {difference}; the "
+            "option mergeSchema adds columns and widens numbers"
+        )
+    return job
+
+
+def _is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    """Return whether a type of numbers has all values of another one."""
+    if pa.types.is_decimal(wide) and pa.types.is_decimal(narrow):
+        digits = wide.precision - wide.scale, wide.scale
+        return digits != (narrow.precision - narrow.scale, narrow.scale) and (
+            digits[0] >= narrow.precision - narrow.scale and digits[1] >= narrow.scale
+        )
+    for kind in (pa.types.is_signed_integer, pa.types.is_floating):
+        if kind(wide) and kind(narrow):
+            return wide.bit_width > narrow.bit_width
+    return False
+
+
+def _merge(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the columns of a frame with those of the current version, by name.
+
+    The answer names the version if its rows have to be written again: with more columns, or wider
+    numbers.
+    """
+    options, frame = _options(values), st.StructType.fromJson(values["schema"])
+    if options.text("uri"):
+        raise UsageError(
+            "the option mergeSchema does not work for daemons; write to a folder that they serve"
+        )
+    manifest = VersionStore(options.require("path", "/data/flights")).load()
+    if manifest is None or not options.flag("mergeschema", False):
+        return {}
+    old = spark_schema(manifest.schema)
+    stored, new = arrow_schema(old), arrow_schema(frame)
+    merged = st.StructType()
+    for field in old:
+        data_type = field.dataType
+        if field.name in new.names:
+            ours, theirs = stored.field(field.name).type, new.field(field.name).type
+            if _is_wider(theirs, ours):
+                data_type = frame[field.name].dataType
+            elif not theirs.equals(ours) and not _is_wider(ours, theirs):
+                raise UsageError(
+                    f"cannot append: the column {field.name!r} is {theirs}, not {ours}, and "
+                    "mergeSchema only widens numbers"
+                )
+        merged = merged.add(field.name, data_type)
+    for field in frame:
+        if field.name not in old.names:
+            merged = merged.add(field.name, field.dataType)
+    version = None if merged == old else manifest.version
+    return {"schema": merged.jsonValue(), "version": version}
 
 
 def _create(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +265,14 @@ def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
         written = {find_partition(shard, columns) for shard in shards}
         replaces = lambda shard: find_partition(shard, columns) in written  # noqa: E731
     if write.daemons is None:
-        store.commit(job.job_id, job.shard_schema, shards, append=append, replaces=replaces)
+        store.commit(
+            job.job_id,
+            job.shard_schema,
+            shards,
+            append=append,
+            replaces=replaces,
+            base=write.base,
+        )
         return {}
     try:
         store.commit(job.job_id, job.shard_schema, shards, append=False)
@@ -215,6 +304,7 @@ def _abort(values: Mapping[str, Any]) -> dict[str, Any]:
 
 _OPERATIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "find": _find,
+    "merge": _merge,
     "write": _plan,
     "create": _create,
     "begin": _begin,

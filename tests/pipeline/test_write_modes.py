@@ -139,3 +139,55 @@ def test_an_append_keeps_the_partitions(spark, write_days, tmp_path):
     frame.coalesce(1).write.format("splitarrow").mode("append").save(str(tmp_path / "days"))
     days, _ = write_days([], "append")
     assert days == ["2024-01-01", "2024-01-01", "2024-01-07"]
+
+
+@pytest.fixture
+def append(spark, tmp_path):
+    """Append the rows of a query; return the columns of the dataset, and its rows."""
+    path = tmp_path / "merged"
+
+    def append(query: str, **options: Any) -> tuple[dict[str, str], list[tuple[Any, ...]]]:
+        writer = spark.sql(query).write.format("splitarrow").mode("append").options(**options)
+        writer.save(str(path))
+        store: Any = VersionStore(path)
+        table = read_version(store, store.load())
+        columns = {field.name: str(field.type) for field in table.schema}
+        return columns, list(zip(*table.to_pydict().values(), strict=True))
+
+    return append
+
+
+def test_an_append_follows_the_columns_of_the_dataset(append):
+    append("select 1L as id, 'a' as name", dictionary="name")
+    columns, rows = append("select 'b' as name, 2 as id")
+    assert columns["id"] == "int64"
+    assert columns["name"].startswith("dictionary")
+    assert rows == [(1, "a"), (2, "b")]
+    for query, difference in (
+        ("select 1L as id, 'a' as name, 1 as more", "additional column 'more'"),
+        ("select 1L as id", "lacks the column 'name'"),
+        ("select 'x' as id, 'a' as name", "'id' is string, not int64"),
+    ):
+        with pytest.raises(Exception, match=f"{difference}; the option mergeSchema"):
+            append(query)
+
+
+def test_merging_schemas_adds_columns_and_widens_numbers(append):
+    merge = {"mergeSchema": True}
+    append("select 1 as id, 1.5F as x", **merge)
+    columns, rows = append("select 2D as x, 'b' as name, 3000000000 as id", **merge)
+    assert columns == {"id": "int64", "x": "double", "name": "string"}
+    assert rows == [(1, 1.5, None), (3000000000, 2.0, "b")]
+    columns, rows = append("select 4 as id", **merge)
+    assert rows[2:] == [(4, None, None)]
+    with pytest.raises(Exception, match="'x' is string, not double"):
+        append("select 'no' as x", **merge)
+
+
+def test_a_version_published_meanwhile_is_not_lost(spark, append, tmp_path):
+    append("select 1 as id")
+    append("select 2 as id")
+    writer = spark.sql("select 1 as id, 2 as more").write.format("splitarrow").mode("overwrite")
+    with pytest.raises(Exception, match="version 2 was published after version 1 was read"):
+        writer.option("__base", 1).save(str(tmp_path / "merged"))
+    assert append("select 3 as id")[1] == [(1,), (2,), (3,)]

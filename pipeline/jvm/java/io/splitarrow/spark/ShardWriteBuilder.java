@@ -66,7 +66,8 @@ final class ShardWriteBuilder implements SupportsTruncate, SupportsDynamicOverwr
         request("create", table, schema, replaces ? "replace" : "append"));
   }
 
-  private static ObjectNode request(
+  /** Returns a request about rows of a schema. */
+  static ObjectNode request(
       String operation, Map<String, String> table, StructType schema, String mode) {
     ObjectNode request = Json.MAPPER.createObjectNode();
     request.put("operation", operation);
