@@ -89,7 +89,7 @@ def measure(spark: SparkSession, folder: Path, rows: int, rounds: int) -> Iterat
     with Daemon(datasets, listen=listen, control="grpc://127.0.0.1:0") as daemon:
         reader = partial(_read, spark, str(daemon.control_uri), folder)
         for query, (name, run) in QUERIES.items():
-            jobs = {path: partial(lambda n, p: run(reader(n, p)), name, path) for path in _PATHS}
+            jobs = {path: partial(_query, run, reader, name, path) for path in _PATHS}
             seconds = _run_in_turns(jobs, rounds)
             yield [query, *_ratios(seconds), "-"]
         source = spark.read.parquet(str(folder / "parquet" / "rows"))
@@ -111,6 +111,12 @@ def _read(spark: SparkSession, uri: str, folder: Path, name: str, path: str) -> 
     if path == "mapped":
         reader = reader.option("folder", str(folder / name))
     return reader.load(name)
+
+
+def _query(
+    run: Callable[[DataFrame], Any], reader: Callable[..., DataFrame], name: str, path: str
+) -> Any:
+    return run(reader(name, path))
 
 
 def _run_in_turns(jobs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
