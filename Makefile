@@ -250,7 +250,8 @@ test-spark: $(UV) ## run the tests of another version of Spark; SPARK=3.5
 	    'pandas>=2.2,<3' hypothesis 'pytest>=9.1,<9.2' \
 	    pytest-asyncio pytest-benchmark pytest-timeout pytest-xdist trustme
 	@$(SPARK_ENV)/bin/python -m pytest -m slow \
-	    tests/pipeline/test_spark_versions.py tests/pipeline/test_catalog.py $(ARGS)
+	    tests/pipeline/test_spark_versions.py tests/pipeline/test_catalog.py \
+	    tests/pipeline/test_jvm_streaming.py $(ARGS)
 
 .PHONY: format
 format: $(VENV)/installed-test ## sort imports, fix what ruff can fix, format

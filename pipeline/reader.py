@@ -43,6 +43,8 @@ READ_ARGUMENTS: ReadArguments = {
 
 Several tasks of an executor read at the same time, so each has a smaller window than a client.
 """
+STREAM_OPTIONS = ("startingversion", "maxshardspertrigger", "maxbytespertrigger")
+"""The options of ``spark.readStream`` alone, which the reader in the JVM supports."""
 READ_OPTIONS = (
     "uri",
     "dataset",
@@ -59,10 +61,12 @@ READ_OPTIONS = (
     "reader",
     "memory_limit",
     "folder",
+    *STREAM_OPTIONS,
 )
-"""The options of ``spark.read``. ``path``, the argument of ``load(...)``, means ``dataset``.
+"""The options of ``spark.read`` and ``spark.readStream``. ``path``, the argument of ``load(...)``,
+means ``dataset``.
 
-The last three are those of the reader in the JVM.
+The last ones, from ``memory_limit`` on, are those of the reader in the JVM.
 """
 READERS = ("auto", "jvm", "python")
 """The values of the option ``reader``."""
@@ -181,6 +185,13 @@ def plan_read(
     return [ReadTask(info.version, tuple(shards[index] for index in task)) for task in packed]
 
 
+def refuse_stream_options(options: SparkOptions) -> None:
+    """Raise `UsageError` if the options of a batch query contain one of streams alone."""
+    for name in STREAM_OPTIONS:
+        if options.text(name):
+            raise UsageError(f"the option {name!r} is for spark.readStream only")
+
+
 def shard_ordinals(info: DatasetInfo) -> list[int]:
     """Return the ordinals of a dataset's shards, which are by default their positions."""
     return [
@@ -246,6 +257,7 @@ def dataset_schema(info: DatasetInfo, columns: Sequence[str] | None = None) -> s
 _NOT_OPTIONS_OF_READ = {
     *("columns", "filter", "limit"),  # arguments of `read`
     *("folder", "memory_limit", "path", "pushdown", "reader"),  # without meaning for it
+    *STREAM_OPTIONS,
 }
 
 

@@ -127,7 +127,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"dictionaries", "spark_errors", "types"},
         {"filters", "shards", "workers"},
         {"reader", "writer"},
-        {"batch_queries"},
+        {"batch_queries", "stream_offsets"},
         {"streaming_queries"},
         {"datasource", "jvm"},
         {"plan", "spark_session"},

@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...client.rpc.info import DatasetInfo
+from ...client.rpc.info import DatasetInfo, Endpoint
 from ...errors import SplitArrowError, UsageError
 from ...publication.manifest import Manifest
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
 from ..options import SparkOptions, local_path
-from ..reader import dataset_schema, pack_shards
+from ..reader import dataset_schema, pack_shards, refuse_stream_options
 from ..shards import partition_columns
 from ..types import check_readable
 from . import MEMORY_LIMIT
+from .streaming import find_batch, find_latest, start_stream
 
 
 def find_folder(options: SparkOptions) -> str | None:
@@ -90,8 +92,20 @@ def _describe(folder: str, values: Mapping[str, Any], options: SparkOptions) -> 
 
 
 def _plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
-    store, manifest = _load(folder, values["version"])
+    refuse_stream_options(options)
+    return _plan_shards(folder, values["version"], None, values, options)
+
+
+def _plan_shards(
+    folder: str,
+    version: str | None,
+    selected: Set[int] | None,
+    values: Mapping[str, Any],
+    options: SparkOptions,
+) -> dict[str, Any]:
+    store, manifest = _load(folder, version)
     base = Path(store.location)
+    chosen = [shard for shard in manifest.shards if selected is None or shard.ordinal in selected]
     shards = [
         {
             "ordinal": shard.ordinal,
@@ -99,18 +113,54 @@ def _plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict
             "replicas": list[Any](),
             "file": {"path": str(base / shard.path), "bytes": shard.nbytes},
         }
-        for shard in manifest.shards
+        for shard in chosen
     ]
     limit = options.count("limit", minimum=0)
     if limit is not None:
         return {"partitions": [shards], "limit": limit}
     settings = [values[name] for name in ("parallelism", "max_bytes", "open_bytes")]
-    sizes = [shard.nbytes for shard in manifest.shards]
+    sizes = [shard.nbytes for shard in chosen]
     packed = pack_shards(sizes, options.count("shards_per_partition"), *settings)
     return {"partitions": [[shards[index] for index in task] for task in packed], "limit": -1}
+
+
+def _describe_shards(folder: str, version: str | None) -> DatasetInfo:
+    """Describe a version as a daemon does, as far as streams need it."""
+    _, manifest = _load(folder, version and version.partition("-")[0])
+    shards = tuple(
+        Endpoint(b"", (), ordinal=each.ordinal, nbytes=each.nbytes, sha256=each.sha256)
+        for each in manifest.shards
+    )
+    return DatasetInfo(
+        folder,
+        manifest.rows,
+        manifest.nbytes,
+        manifest.schema,
+        "published dataset",
+        str(manifest.version),
+        shards,
+        shards_total=len(shards),
+    )
+
+
+def _stream_start(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    del values
+    return start_stream(partial(_describe_shards, folder), options)
+
+
+def _stream_latest(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    return find_latest(partial(_describe_shards, folder), values, options)
+
+
+def _stream_plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    info, ordinals = find_batch(partial(_describe_shards, folder), values)
+    return _plan_shards(folder, info.version, ordinals, values, options)
 
 
 _OPERATIONS: dict[str, Callable[[str, Mapping[str, Any], SparkOptions], dict[str, Any]]] = {
     "describe": _describe,
     "plan": _plan,
+    "stream_start": _stream_start,
+    "stream_latest": _stream_latest,
+    "stream_plan": _stream_plan,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,20 @@ from ...publication.version_store import VersionStore
 from ...transport.tls_options import TlsOptions
 from ..filters import parse_option, push_predicates
 from ..options import SparkOptions
-from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, pack_shards, shard_ordinals
+from ..reader import (
+    READ_OPTIONS,
+    RemoteDataset,
+    dataset_schema,
+    pack_shards,
+    refuse_stream_options,
+    shard_ordinals,
+)
 from ..shards import partition_columns
 from ..types import arrow_schema, check_readable
 from . import MEMORY_LIMIT
 from .aggregates import compute_aggregates
 from .folder import answer_folder, find_folder
+from .streaming import find_batch, find_latest, start_stream
 
 _VERSION = re.compile(r"(\d{1,18})-[0-9a-f]+")
 
@@ -222,12 +230,26 @@ def _aggregate(question: _Question) -> dict[str, Any]:
 
 def _plan(question: _Question) -> dict[str, Any]:
     """Divide the shards of one version among tasks, with tickets for all of their replicas."""
+    refuse_stream_options(question.options)
+    return _plan_shards(question, question.text("version"), None)
+
+
+def _plan_shards(
+    question: _Question, version: str | None, selected: Set[int] | None
+) -> dict[str, Any]:
+    """Divide the shards that have the selected ordinals among tasks; None selects all shards."""
     limit = question.options.count("limit", minimum=0)
     shards_per_task = question.options.count("shards_per_partition")
     with question.dataset.connect() as client:
-        merged = _describe_replicas(client, question.request(version=question.text("version")))
-    ordinals = shard_ordinals(merged.info)
+        merged = _describe_replicas(client, question.request(version=version))
     files = _find_files(question, merged)
+    chosen = [
+        (ordinal, endpoint, replicas)
+        for ordinal, endpoint, replicas in zip(
+            shard_ordinals(merged.info), merged.info.endpoints, merged.replicas, strict=True
+        )
+        if selected is None or ordinal in selected
+    ]
     shards = [
         {
             "ordinal": ordinal,
@@ -237,16 +259,32 @@ def _plan(question: _Question) -> dict[str, Any]:
             ],
             "file": files.find(endpoint) if files else None,
         }
-        for index, (ordinal, endpoint, replicas) in enumerate(
-            zip(ordinals, merged.info.endpoints, merged.replicas, strict=True)
-        )
+        for index, (ordinal, endpoint, replicas) in enumerate(chosen)
     ]
     if limit is not None:
         return {"partitions": [shards], "limit": limit}
-    sizes = [endpoint.nbytes for endpoint in merged.info.endpoints]
+    sizes = [endpoint.nbytes for _, endpoint, _ in chosen]
     settings = [question.values[name] for name in ("parallelism", "max_bytes", "open_bytes")]
     packed = pack_shards(sizes, shards_per_task, *settings)
     return {"partitions": [[shards[index] for index in task] for task in packed], "limit": -1}
+
+
+def _stream_start(question: _Question) -> dict[str, Any]:
+    """Return the offset at which a streaming query begins."""
+    return start_stream(question.dataset.info, question.options)
+
+
+def _stream_latest(question: _Question) -> dict[str, Any]:
+    """Return the offset at which a micro-batch ends."""
+    return find_latest(question.dataset.info, question.values, question.options)
+
+
+def _stream_plan(question: _Question) -> dict[str, Any]:
+    """Divide the shards of a micro-batch among tasks."""
+    info, ordinals = find_batch(question.dataset.info, question.values)
+    if not ordinals:
+        return {"partitions": [], "limit": -1}
+    return _plan_shards(question, info.version, ordinals)
 
 
 def _find_files(question: _Question, merged: MergedDataset) -> LocalShards | None:
@@ -345,5 +383,8 @@ _OPERATIONS: dict[str, Callable[[_Question], dict[str, Any]]] = {
     "push": _push,
     "aggregate": _aggregate,
     "plan": _plan,
+    "stream_start": _stream_start,
+    "stream_latest": _stream_latest,
+    "stream_plan": _stream_plan,
     "renew": _renew,
 }

@@ -7,7 +7,6 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Objects;
 import java.util.OptionalLong;
-import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import org.apache.spark.SparkContext;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
@@ -15,7 +14,6 @@ import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
-import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.Statistics;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
@@ -31,8 +29,8 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
   private final List<Predicate> predicates;
   private final int limit;
   private final Aggregates aggregates;
-  private final Supplier<ScanBuilder> python;
   private InputPartition[] partitions;
+  private boolean isStream;
 
   DatasetScan(
       Described dataset,
@@ -40,15 +38,13 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
       String filter,
       List<Predicate> predicates,
       int limit,
-      Aggregates aggregates,
-      Supplier<ScanBuilder> python) {
+      Aggregates aggregates) {
     this.dataset = dataset;
     this.schema = schema;
     this.filter = filter;
     this.predicates = predicates;
     this.limit = limit;
     this.aggregates = aggregates;
-    this.python = python;
   }
 
   @Override
@@ -63,7 +59,8 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
 
   @Override
   public MicroBatchStream toMicroBatchStream(String checkpoint) {
-    return python.get().build().toMicroBatchStream(checkpoint);
+    isStream = true;
+    return new DatasetStream(this, dataset, checkpoint);
   }
 
   @Override
@@ -111,7 +108,11 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
       long rows = limit < 0 ? dataset.rows() : Math.min(limit, dataset.rows());
       return new InputPartition[] {new CountPartition(rows)};
     }
-    ObjectNode request = dataset.request("plan");
+    return planShards(dataset.request("plan"));
+  }
+
+  /** Returns the partitions of the shards that a request to the planner selects. */
+  InputPartition[] planShards(ObjectNode request) {
     request.set("columns", Replica.toJson(List.of(requested().fieldNames())));
     request.put("filter", filter);
     SQLConf conf = SQLConf.get();
@@ -196,11 +197,13 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
 
   @Override
   public Statistics estimateStatistics() {
-    OptionalLong rows = dataset.rows() < 0 ? OptionalLong.empty() : known(dataset.rows());
+    // The micro-batches of a stream may be larger than the version that the query was loaded with.
+    OptionalLong rows =
+        isStream || dataset.rows() < 0 ? OptionalLong.empty() : known(dataset.rows());
     double part =
         (double) Math.max(8, schema.defaultSize()) / Math.max(8, dataset.schema().defaultSize());
     OptionalLong bytes =
-        dataset.bytes() < 0
+        isStream || dataset.bytes() < 0
             ? OptionalLong.empty()
             : known(aggregates == null ? (long) (dataset.bytes() * Math.min(1, part)) : 8);
     return new Statistics() {

@@ -6,7 +6,6 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import java.util.function.Supplier;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.read.Scan;
@@ -26,7 +25,6 @@ final class DatasetScanBuilder
         SupportsPushDownLimit,
         SupportsPushDownAggregates {
   private final Described dataset;
-  private final Supplier<ScanBuilder> python;
   private StructType schema;
   private Predicate[] pushed = {};
   private String filter;
@@ -34,10 +32,9 @@ final class DatasetScanBuilder
   private Aggregates aggregates;
   private boolean isAggregated;
 
-  DatasetScanBuilder(Described dataset, StructType schema, Supplier<ScanBuilder> python) {
+  DatasetScanBuilder(Described dataset, StructType schema) {
     this.dataset = dataset;
     this.schema = schema;
-    this.python = python;
   }
 
   /** Keeps the required columns. A server sends a struct with all of its fields. */
@@ -123,7 +120,6 @@ final class DatasetScanBuilder
         filter,
         Arrays.asList(pushed),
         limit,
-        isAggregated ? aggregates : null,
-        python);
+        isAggregated ? aggregates : null);
   }
 }

@@ -16,7 +16,7 @@ import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** A dataset. What reads it as a stream is the Python source. */
+/** A dataset. */
 @SuppressWarnings("deprecation") // Spark still calls schema()
 final class SplitArrowTable implements SupportsRead, SupportsWrite {
   private final String name;
@@ -53,10 +53,10 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
   public Set<TableCapability> capabilities() {
     Set<TableCapability> capabilities =
         EnumSet.of(
-            TableCapability.BATCH_READ, TableCapability.STREAMING_WRITE, TableCapability.TRUNCATE);
-    if (PythonSource.isSupported()) {
-      capabilities.add(TableCapability.MICRO_BATCH_READ);
-    }
+            TableCapability.BATCH_READ,
+            TableCapability.MICRO_BATCH_READ,
+            TableCapability.STREAMING_WRITE,
+            TableCapability.TRUNCATE);
     // Otherwise, Spark refuses the modes error and ignore of df.write before it asks.
     if (isInCatalog) {
       capabilities.add(TableCapability.BATCH_WRITE);
@@ -107,7 +107,7 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
       choice.fallBack(dataset.dataset(), problem);
       return pythonBuilder();
     }
-    return new DatasetScanBuilder(dataset, schema, this::pythonBuilder);
+    return new DatasetScanBuilder(dataset, schema);
   }
 
   /** Returns what a schema that the user gave asks of the Python source; null if nothing. */
