@@ -14,7 +14,7 @@ from ..errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 try:
     from pyspark.sql.datasource import WriterCommitMessage
@@ -77,6 +77,11 @@ def to_arrow_type(data_type: st.DataType) -> pa.DataType:
     Raises `PySparkException` if it has none.
     """
     return _to_arrow_type(data_type, **_ZONE_ARGUMENTS)
+
+
+def is_remote(spark: SparkSession) -> bool:
+    """Return whether a session is one of Spark Connect, without a JVM in this process."""
+    return not hasattr(spark, "_jsparkSession")
 
 
 def find_collation(data_type: st.StringType) -> str | None:
