@@ -18,6 +18,7 @@ from .streaming_queries import (
     StreamShardWriter,
     require_stream_writer,
 )
+from .types import check_exportable
 from .workers import Portable, one_line_errors
 from .writer import WRITE_OPTIONS, plan_write
 
@@ -64,12 +65,14 @@ class SplitArrowDataSource(Portable, ds.DataSource):
     @one_line_errors
     def writer(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceWriter:
         """Return the writer of a DataFrame."""
+        check_exportable(schema)
         return ShardWriter(plan_write(SparkOptions(self.options, WRITE_OPTIONS), schema), overwrite)
 
     @one_line_errors
     def streamWriter(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceStreamWriter:
         """Return the writer of a streaming query."""
         require_stream_writer()
+        check_exportable(schema)
         plan = plan_write(SparkOptions(self.options, STREAM_WRITE_OPTIONS), schema)
         return StreamShardWriter(plan, overwrite)
 

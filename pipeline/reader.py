@@ -25,7 +25,7 @@ from ..protocol.request import Request
 from ..transport.tls_options import TlsOptions
 from .casting import Caster
 from .options import TLS_OPTIONS, SparkOptions
-from .types import arrow_schema, check_readable, spark_schema
+from .types import arrow_schema, check_readable, importable_schema
 from .workers import Portable, check_workers, use_worker_python
 
 if TYPE_CHECKING:
@@ -240,18 +240,25 @@ def slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def dataset_schema(info: DatasetInfo, columns: Sequence[str] | None = None) -> st.StructType:
-    """Return the Spark schema of some columns of a dataset, in order, or of all.
+    """Return the Spark schema of some columns of a dataset, as the source in Python reads them.
 
-    Raises `UsageError` if the dataset has no such column, and `InvalidDataError` if Spark cannot
-    hold the type of a column.
+    Raises the errors of `select_columns`, and `InvalidDataError` if Spark cannot hold the type of
+    a column.
     """
-    schema = info.schema
-    if columns is not None:
-        try:
-            schema = select_schema(schema, columns)
-        except UsageError as error:
-            raise UsageError(f"dataset {info.name!r} has {error.message}") from None
-    return spark_schema(schema)
+    return importable_schema(select_columns(info, columns))
+
+
+def select_columns(info: DatasetInfo, columns: Sequence[str] | None) -> pa.Schema:
+    """Return the Arrow schema of some columns of a dataset, in order, or of all.
+
+    Raises `UsageError` if the dataset has no such column.
+    """
+    if columns is None:
+        return info.schema
+    try:
+        return select_schema(info.schema, columns)
+    except UsageError as error:
+        raise UsageError(f"dataset {info.name!r} has {error.message}") from None
 
 
 _NOT_OPTIONS_OF_READ = {

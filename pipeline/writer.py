@@ -21,7 +21,7 @@ from ..publication.version_store import VersionStore
 from .options import SparkOptions
 from .shards import TaskShards, WriteJob, collect_shards, format_attempt, write_shards
 from .spark_versions import WriterCommitMessage
-from .types import sink_schema
+from .types import check_exportable, sink_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -105,6 +105,7 @@ def write_frame(frame: DataFrame, options: SparkOptions, *, overwrite: bool) -> 
 
     Raises the errors of `plan_write`, and those of Spark.
     """
+    check_exportable(frame.schema)
     job = plan_write(options, frame.schema)
     store = VersionStore(job.location)
     store.create_staging(job.job_id)

@@ -22,6 +22,7 @@ from ...publication.column_ranges import decode_bound
 from ...publication.manifest import ColumnRange, decode_range
 from ..casting import CASTING_ERRORS, cast_array
 from ..reader import RemoteDataset
+from ..types import compares_as_stored
 
 if TYPE_CHECKING:
     from ...client.dataset.client import Client
@@ -97,6 +98,8 @@ def _aggregate(
     ranges = [(shard.rows, _find_range(shard, name)) for shard in shards if shard.rows]
     if function == "count":
         return sum(rows - column.nulls for rows, column in ranges)
+    if not compares_as_stored(source.field(name)):
+        raise _UnknownError
     bounds = [
         _decode(column.minimum if function == "min" else column.maximum, source.field(name).type)
         for rows, column in ranges

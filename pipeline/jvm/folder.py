@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ...client.rpc.info import DatasetInfo, Endpoint
-from ...errors import SplitArrowError, UsageError
+from ...errors import UsageError
 from ...publication.manifest import Manifest
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
 from ..options import SparkOptions, local_path
-from ..reader import dataset_schema, pack_shards, refuse_stream_options
+from ..reader import pack_shards, refuse_stream_options, select_columns
 from ..shards import partition_columns
-from ..types import check_readable
+from ..types import spark_schema, stored_schema
 from . import MEMORY_LIMIT
 from .streaming import find_batch, find_latest, start_stream
 
@@ -70,18 +70,14 @@ def _describe(folder: str, values: Mapping[str, Any], options: SparkOptions) -> 
         folder, manifest.rows, manifest.nbytes, manifest.schema, "published dataset", number
     )
     names = options.names("columns")
-    schema = dataset_schema(info, names)
+    columns = select_columns(info, names)
     if names and set(names) - set(manifest.schema.names):
         raise UsageError("fields of structs need a daemon; name it in the option 'uri'")
-    problem = None
-    try:
-        check_readable(schema)
-    except SplitArrowError as error:
-        problem = error.message
     return {
         "dataset": folder,
-        "problem": problem,
-        "schema": schema.jsonValue(),
+        "problem": None,
+        "schema": spark_schema(columns).jsonValue(),
+        "stored_schema": stored_schema(columns).jsonValue(),
         "version": number,
         "rows": manifest.rows if limit is None else min(limit, manifest.rows),
         "bytes": manifest.nbytes,

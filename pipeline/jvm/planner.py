@@ -22,7 +22,7 @@ from ...client.cluster.info import MergedDataset, ReplicaInfo
 from ...client.connect import AnyClient
 from ...client.dataset.requests import check_complete, pin_version
 from ...client.rpc.info import DatasetInfo, Endpoint
-from ...errors import DatasetError, SplitArrowError, UsageError
+from ...errors import DatasetError, UsageError
 from ...protocol.request import Request
 from ...protocol.uri import TCP_PORT, DataUri, Streams
 from ...publication.layout import format_shard_name
@@ -35,13 +35,13 @@ from ..options import SparkOptions
 from ..reader import (
     READ_OPTIONS,
     RemoteDataset,
-    dataset_schema,
     pack_shards,
     refuse_stream_options,
+    select_columns,
     shard_ordinals,
 )
 from ..shards import partition_columns
-from ..types import arrow_schema, check_readable
+from ..types import arrow_schema, spark_schema, stored_schema
 from . import MEMORY_LIMIT
 from .aggregates import compute_aggregates
 from .folder import answer_folder, find_folder
@@ -151,7 +151,7 @@ def _describe(question: _Question) -> dict[str, Any]:
     limit = options.count("limit", minimum=0)
     options.count("shards_per_partition")
     info = dataset.info(options.text("version"))
-    schema = dataset_schema(info, options.names("columns"))
+    columns = select_columns(info, options.names("columns"))
     filter_text = options.text("filter")
     filtered = filter_text is not None
     if filter_text is not None:
@@ -161,8 +161,9 @@ def _describe(question: _Question) -> dict[str, Any]:
         rows = min(limit, rows)
     return {
         "dataset": dataset.name,
-        "problem": _find_problem(info, schema, dataset),
-        "schema": schema.jsonValue(),
+        "problem": _find_problem(info, columns, dataset),
+        "schema": spark_schema(columns).jsonValue(),
+        "stored_schema": stored_schema(columns).jsonValue(),
         "version": info.version,
         "rows": rows,
         "bytes": -1 if info.bytes is None else info.bytes,
@@ -174,15 +175,11 @@ def _describe(question: _Question) -> dict[str, Any]:
     }
 
 
-def _find_problem(info: DatasetInfo, schema: st.StructType, dataset: RemoteDataset) -> str | None:
+def _find_problem(info: DatasetInfo, schema: pa.Schema, dataset: RemoteDataset) -> str | None:
     """Return why the reader in the JVM cannot read a dataset; None if it can."""
     transport = dataset.arguments["transport"]
     if transport not in ("auto", *_TRANSPORTS):
         return f"the option transport is {transport!r}"
-    try:
-        check_readable(schema)
-    except SplitArrowError as error:
-        return error.message
     if len(set(schema.names)) < len(schema.names):
         return "two columns have the same name"
     if not schema.names:
@@ -223,7 +220,9 @@ def _aggregate(question: _Question) -> dict[str, Any]:
     """Return the values of aggregates over all rows, if the manifest has them."""
     with question.dataset.connect() as client:
         merged = _describe_replicas(client, question.request(version=question.text("version")))
-    target = _exportable(dataset_schema(merged.info, question.options.names("columns")))
+    target = _exportable(
+        spark_schema(select_columns(merged.info, question.options.names("columns")))
+    )
     aggregates = question.values["aggregates"]
     return {"values": compute_aggregates(question.dataset, merged, aggregates, target)}
 

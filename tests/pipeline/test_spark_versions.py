@@ -17,6 +17,7 @@ from pyspark.sql import functions as sf
 
 from helpers.files import write_file, write_shards
 from helpers.publication import read_version
+from helpers.spark_types import make_frame, show_rows, type_names, write, write_months
 from splitarrow import errors
 from splitarrow.pipeline import read, register
 from splitarrow.pipeline.publish import PublishJob, publish
@@ -126,6 +127,37 @@ def test_types(load):
     assert (first.list_view, second.list_view) == ([1, 2], None)
     assert (first.struct.a, second.struct, first.map, second.map) == (1, None, {"k": 1}, {})
     assert (second.decimal, second.when) == (None, None)
+
+
+def test_all_types_return(spark, tmp_path):
+    frame = make_frame(spark)
+    write(frame, str(tmp_path / "set"))
+    read = spark.read.format("splitarrow").load(str(tmp_path / "set"))
+    assert type_names(read.schema) == type_names(frame.schema)
+    assert show_rows(read) == show_rows(frame)
+
+
+def test_months_return(spark, tmp_path):
+    write_months(str(tmp_path / "set"))
+    frame = spark.read.format("splitarrow").load(str(tmp_path / "set"))
+    assert type_names(frame.schema) == [
+        "interval year",
+        "interval year to month",
+        "array<interval year to month>",
+        "map<string,interval year>",
+        "struct<f:interval month>",
+    ]
+    names = [f"cast({name} as string)" for name in frame.columns]
+    assert [list(row) for row in frame.selectExpr(*names).collect()] == [
+        [
+            "INTERVAL '2' YEAR",
+            "INTERVAL '178956970-7' YEAR TO MONTH",
+            "[INTERVAL '-0-1' YEAR TO MONTH, null]",
+            "{k -> INTERVAL '-1' YEAR}",
+            "{INTERVAL '5' MONTH}",
+        ],
+        [None, "INTERVAL '-178956970-8' YEAR TO MONTH", None, "{}", "{null}"],
+    ]
 
 
 def test_a_type_that_spark_lacks_is_named(spark, uri):
