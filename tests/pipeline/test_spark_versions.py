@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 
 from helpers.files import write_file, write_shards
+from helpers.publication import publish as publish_tables
 from helpers.publication import read_version
 from helpers.spark_types import make_frame, show_rows, type_names, write, write_months
 from splitarrow import errors
@@ -112,6 +113,52 @@ def test_aggregates(load):
         "cash": (200, 149.5),
         None: (200, 149.75),
     }
+
+
+@pytest.fixture(params=["tcp", "mapped", "folder"])
+def numbers(request, spark, tmp_path, serve):
+    """A published dataset of three shards with 1, 2 and 3 rows, read in one of three ways."""
+    path = str(tmp_path / "set")
+    store = VersionStore(path)
+    publish_tables(
+        store, "job", *(pa.table({"n": range(rows), "m": ["x"] * rows}) for rows in (1, 2, 3))
+    )
+    reader = spark.read.format("splitarrow")
+    if request.param == "folder":
+        return reader.load(path)
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    options = {"folder": path} if request.param == "mapped" else {}
+    return reader.options(uri=uri, **options).load("set")
+
+
+def test_the_column_metadata_states_where_rows_are_stored(numbers):
+    assert "_metadata" not in numbers.columns
+    groups = numbers.groupBy("_metadata.shard").count()
+    assert sorted(map(tuple, groups.collect())) == [(0, 1), (1, 2), (2, 3)]
+    rows = numbers.select("_metadata", "m", "n").where("n = 1 and _metadata.shard > 1").collect()
+    assert [row.n for row in rows] == [1]
+    found = rows[0]["_metadata"]
+    assert (found.shard, found.shard_rows) == (2, 3)
+    assert found.dataset.rpartition("/")[2] == "set"
+    assert found.version.partition("-")[0] == "1"
+    assert numbers.where("_metadata.shard < 2").count() == 3
+    assert numbers.select("_metadata.shard").limit(2).count() == 2
+    assert numbers.selectExpr("max(_metadata.shard)", "count(*)").collect() == [(2, 6)]
+    assert numbers.select("n").count() == 6
+
+
+def test_the_column_metadata_alone_needs_no_rows(numbers):
+    execution = numbers.select("_metadata.shard")._jdf.queryExecution()
+    assert execution.toRdd().count() == 6
+    metrics = execution.executedPlan().collectLeaves().head().metrics()
+    assert metrics.apply("numOutputRows").value() == 6
+    assert metrics.apply("bytesReceived").value() == metrics.apply("bytesMapped").value() == 0
+
+
+def test_a_column_of_the_same_name_hides_the_metadata(spark, tmp_path):
+    publish_tables(VersionStore(str(tmp_path / "set")), "job", pa.table({"_metadata": [7]}))
+    frame = spark.read.format("splitarrow").load(str(tmp_path / "set"))
+    assert frame.select("_metadata").collect() == [(7,)]
 
 
 def test_joins(load):

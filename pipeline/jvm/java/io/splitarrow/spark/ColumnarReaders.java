@@ -25,8 +25,12 @@ record ColumnarReaders(ReadTask task) implements PartitionReaderFactory {
     if (partition instanceof AggregatePartition aggregates) {
       return new AggregateRow(task.schema(), aggregates.values());
     }
-    return partition instanceof CountPartition count
-        ? PartitionColumns.counted(count)
-        : new PartitionColumns(task, (ShardPartition) partition);
+    if (partition instanceof CountPartition count) {
+      return PartitionColumns.counted(count);
+    }
+    ShardPartition shards = (ShardPartition) partition;
+    return task.metadata() == null
+        ? new PartitionColumns(task, shards)
+        : task.metadata().read(task, shards);
   }
 }

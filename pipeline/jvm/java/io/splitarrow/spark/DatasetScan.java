@@ -25,6 +25,7 @@ import org.apache.spark.sql.types.StructType;
 final class DatasetScan implements SupportsReportStatistics, Batch {
   private final Described dataset;
   private final StructType schema;
+  private final StructType metadata;
   private final String filter;
   private final List<Predicate> predicates;
   private final int limit;
@@ -35,12 +36,14 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
   DatasetScan(
       Described dataset,
       StructType schema,
+      StructType metadata,
       String filter,
       List<Predicate> predicates,
       int limit,
       Aggregates aggregates) {
     this.dataset = dataset;
     this.schema = schema;
+    this.metadata = metadata;
     this.filter = filter;
     this.predicates = predicates;
     this.limit = limit;
@@ -49,7 +52,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
 
   @Override
   public StructType readSchema() {
-    return schema;
+    return metadata == null ? schema : schema.add(RowMetadata.NAME, metadata);
   }
 
   @Override
@@ -80,7 +83,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
     return "splitarrow "
         + dataset.dataset()
         + " ReadSchema: "
-        + schema.catalogString()
+        + readSchema().catalogString()
         + ", PushedFilters: "
         + filters
         + (limit < 0 ? "" : ", PushedLimit: " + limit)
@@ -104,7 +107,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
     if (aggregates != null) {
       return new InputPartition[] {new AggregatePartition(aggregates.values())};
     }
-    if (schema.isEmpty() && filter == null && dataset.rows() >= 0 && dataset.pushdown()) {
+    if (readSchema().isEmpty() && filter == null && dataset.rows() >= 0 && dataset.pushdown()) {
       long rows = limit < 0 ? dataset.rows() : Math.min(limit, dataset.rows());
       return new InputPartition[] {new CountPartition(rows)};
     }
@@ -190,6 +193,13 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
             schema,
             requested(),
             filter,
+            metadata == null
+                ? null
+                : new RowMetadata(
+                    metadata,
+                    dataset.dataset(),
+                    dataset.version(),
+                    schema.isEmpty() && filter == null),
             dataset.timeouts(),
             dataset.memoryLimit(),
             Interpreters.executor()));
@@ -230,6 +240,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
         && dataset.version().equals(scan.dataset.version())
         && !dataset.version().isEmpty()
         && schema.equals(scan.schema)
+        && Objects.equals(metadata, scan.metadata)
         && Objects.equals(filter, scan.filter)
         && limit == scan.limit
         && Objects.equals(aggregates, scan.aggregates);

@@ -26,6 +26,7 @@ final class DatasetScanBuilder
         SupportsPushDownAggregates {
   private final Described dataset;
   private StructType schema;
+  private StructType metadata;
   private Predicate[] pushed = {};
   private String filter;
   private int limit = -1;
@@ -42,9 +43,14 @@ final class DatasetScanBuilder
   public void pruneColumns(StructType required) {
     if (!isAggregated) {
       StructType columns = schema;
+      List<String> known = List.of(columns.fieldNames());
+      if (!known.contains(RowMetadata.NAME)) {
+        metadata = RowMetadata.find(required);
+      }
       schema =
           new StructType(
               Arrays.stream(required.fieldNames())
+                  .filter(known::contains)
                   .map(columns::apply)
                   .toArray(StructField[]::new));
     }
@@ -117,6 +123,7 @@ final class DatasetScanBuilder
     return new DatasetScan(
         dataset,
         schema,
+        metadata,
         filter,
         Arrays.asList(pushed),
         limit,

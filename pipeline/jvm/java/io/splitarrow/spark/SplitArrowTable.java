@@ -2,6 +2,8 @@ package io.splitarrow.spark;
 
 import java.util.EnumSet;
 import java.util.Set;
+import org.apache.spark.sql.connector.catalog.MetadataColumn;
+import org.apache.spark.sql.connector.catalog.SupportsMetadataColumns;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.Table;
@@ -18,7 +20,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** A dataset. */
 @SuppressWarnings("deprecation") // Spark still calls schema()
-final class SplitArrowTable implements SupportsRead, SupportsWrite {
+final class SplitArrowTable implements SupportsRead, SupportsWrite, SupportsMetadataColumns {
   private final String name;
   private final StructType schema;
   private final CaseInsensitiveStringMap options;
@@ -47,6 +49,15 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
   @Override
   public StructType schema() {
     return schema;
+  }
+
+  /** Returns the column {@code _metadata}, which the Python source does not have. */
+  @Override
+  public MetadataColumn[] metadataColumns() {
+    boolean isPython =
+        ReaderChoice.of(options) == ReaderChoice.PYTHON
+            || described != null && !described.isReadable();
+    return isPython ? new MetadataColumn[0] : new MetadataColumn[] {RowMetadata.COLUMN};
   }
 
   @Override
