@@ -11,7 +11,7 @@ from pyspark.sql import types as st
 from ..errors import UsageError
 from .batch_queries import DatasetReader, ShardWriter
 from .options import SparkOptions
-from .reader import READ_OPTIONS, READERS, RemoteDataset, dataset_schema
+from .reader import READERS, RemoteDataset, dataset_schema, read_options
 from .streaming_queries import (
     STREAM_WRITE_OPTIONS,
     DatasetStreamReader,
@@ -77,4 +77,4 @@ class SplitArrowDataSource(Portable, ds.DataSource):
         return StreamShardWriter(plan, overwrite)
 
     def _read_options(self) -> SparkOptions:
-        return SparkOptions(self.options, READ_OPTIONS)
+        return read_options(self.options)

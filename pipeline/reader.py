@@ -66,10 +66,35 @@ READ_OPTIONS = (
 """The options of ``spark.read`` and ``spark.readStream``. ``path``, the argument of ``load(...)``,
 means ``dataset``.
 
-The last ones, from ``memory_limit`` on, are those of the reader in the JVM.
+`read_options` adds ``versionAsOf``, another name of ``version``. The last ones, from
+``memory_limit`` on, are those of the reader in the JVM.
 """
 READERS = ("auto", "jvm", "python")
 """The values of the option ``reader``."""
+
+
+def read_options(
+    values: Mapping[str, str], supported: Iterable[str] = READ_OPTIONS
+) -> SparkOptions:
+    """Return the options of a read, in which ``versionAsOf`` means ``version``.
+
+    Raises `UsageError` if the two differ, if ``timestampAsOf`` is set, or as `SparkOptions` does.
+    """
+    options = {name.lower(): value for name, value in values.items()}
+    if options.pop("timestampasof", None):
+        raise UsageError(
+            "splitarrow finds versions by their number; use the option 'versionAsOf' instead of "
+            "'timestampAsOf'"
+        )
+    number = options.pop("versionasof", None)
+    if number:
+        version = options.setdefault("version", number) or number
+        if version != number:
+            raise UsageError(
+                f"the option 'version' is {version!r}, but 'versionAsOf' is {number!r}; set one"
+            )
+        options["version"] = number
+    return SparkOptions(options, supported)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +341,7 @@ def read(
     """
     uris = uri if isinstance(uri, str) else ",".join(uri)
     values = {"uri": uris, "dataset": dataset, **{name: str(v) for name, v in options.items()}}
-    settings = SparkOptions(
+    settings = read_options(
         values, [name for name in READ_OPTIONS if name not in _NOT_OPTIONS_OF_READ]
     )
     remote = RemoteDataset.from_options(settings)

@@ -33,9 +33,9 @@ from ...transport.tls_options import TlsOptions
 from ..filters import parse_option, push_predicates
 from ..options import SparkOptions
 from ..reader import (
-    READ_OPTIONS,
     RemoteDataset,
     pack_shards,
+    read_options,
     refuse_stream_options,
     select_columns,
     shard_ordinals,
@@ -124,7 +124,7 @@ def answer(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises `SplitArrowError` if an option is wrong, or the control plane refuses.
     """
     settings = {name: text for name, text in values["options"].items() if text is not None}
-    options = SparkOptions(settings, READ_OPTIONS)
+    options = read_options(settings)
     folder = find_folder(options)
     if folder is not None:
         return answer_folder(folder, values, options)

@@ -62,7 +62,11 @@ def uri(tmp_path, serve):
     trips = write_shards(tmp_path / "trips", [make_table(0), make_table(ROWS)])[0].parent
     names = pa.table({"payment": ["card", "cash"], "name": ["Card", "Cash"]})
     times = pa.table({"t": pa.array([1], pa.time64("us"))})
+    versions = VersionStore(str(tmp_path / "versions"))
+    for count in (1, 2):
+        publish_tables(versions, f"job-{count}", pa.table({"n": range(count)}))
     datasets = {
+        "versions": tmp_path / "versions",
         "trips": trips,
         "names": write_file(tmp_path / "names.arrow", names),
         "types": write_file(tmp_path / "types.arrow", TYPES),
@@ -354,6 +358,24 @@ def test_wrong_options_of_a_read_raise_one_sentence(load, options, message):
         load(options.pop("dataset", "trips"), **options).count()
     assert "Traceback" not in str(caught.value)
     assert "File " not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["version", "versionAsOf", "VERSIONASOF"])
+def test_a_version_is_read_as_of_its_number(load, name, uri):
+    assert load("versions", **{name: 1}).count() == 1
+    assert load("versions").count() == 2
+
+
+def test_options_as_of_that_contradict_raise_one_sentence(load):
+    wrong = {
+        "but 'versionAsOf' is '1'": {"version": "2", "versionAsOf": "1"},
+        "use the option 'versionAsOf'": {"timestampAsOf": "2026-01-01"},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(Exception, match=message) as caught:
+            load("versions", **options).count()
+        assert "Traceback" not in str(caught.value)
+    assert load("versions", version="1", versionAsOf="1").count() == 1
 
 
 def test_a_missing_folder_raises_one_sentence(spark, uri, tmp_path):
