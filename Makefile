@@ -249,10 +249,11 @@ test-spark: $(UV) ## run the tests of another version of Spark; SPARK=3.5
 	@$(UV) venv --quiet --allow-existing --python 3.11 $(SPARK_ENV)
 	@$(UV) pip install --quiet --python $(SPARK_ENV)/bin/python --editable . 'pyspark[connect]==$(SPARK).*' \
 	    'pandas>=2.2,<3' hypothesis 'pytest>=9.1,<9.2' \
-	    pytest-asyncio pytest-benchmark pytest-timeout pytest-xdist trustme
+	    pytest-asyncio pytest-benchmark pytest-timeout pytest-xdist trustme psutil
 	@$(SPARK_ENV)/bin/python -m pytest -m slow \
 	    tests/pipeline/test_spark_versions.py tests/pipeline/test_catalog.py \
-	    tests/pipeline/test_jvm_streaming.py tests/pipeline/test_spark_connect.py $(ARGS)
+	    tests/pipeline/test_jvm_streaming.py tests/pipeline/test_spark_connect.py \
+	    tests/pipeline/test_cluster.py::test_killed_executors_daemons_and_drivers_leave_nothing $(ARGS)
 
 .PHONY: format
 format: $(VENV)/installed-test ## sort imports, fix what ruff can fix, format
