@@ -20,7 +20,6 @@ from helpers.publication import read_version
 from helpers.spark_cluster import SparkCluster, kill_session, running_cluster
 from helpers.waiting import wait_until
 from splitarrow.pipeline import publish_folder
-from splitarrow.pipeline.spark_versions import HAS_PYTHON_SOURCES
 from splitarrow.pipeline.submit import SCRIPT
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.testing import Daemon
@@ -304,18 +303,7 @@ STREAMING_JOB = """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "sink",
-    [
-        "rows",
-        pytest.param(
-            "dataset",
-            marks=pytest.mark.xfail(
-                not HAS_PYTHON_SOURCES, reason="Spark 3.5 cannot write", strict=True
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("sink", ["rows", "dataset"])
 def test_killed_executors_daemons_and_drivers_leave_nothing(
     cluster: SparkCluster, daemons: list[Daemon], tmp_path: Path, sink: str
 ) -> None:
