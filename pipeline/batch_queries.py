@@ -22,7 +22,7 @@ from .reader import (
 )
 from .shards import WriteJob
 from .types import arrow_schema, check_readable
-from .workers import Portable, one_line_errors
+from .workers import Portable, hide_traceback, one_line_errors
 from .writer import commit_shards, stage_task
 
 _CAN_PUSH = hasattr(ds.DataSourceReader, "pushFilters")
@@ -91,8 +91,9 @@ class DatasetReader(Portable, ds.DataSourceReader):
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
         if not isinstance(partition, ReadPartition):
-            return iter(())  # the placeholder of PySpark for a read without partitions
-        return read_batches(self._dataset, partition.value, self._filter, self._schema)
+            return  # the placeholder of PySpark for a read without partitions
+        with hide_traceback():
+            yield from read_batches(self._dataset, partition.value, self._filter, self._schema)
 
 
 class _FilterPushdown:
@@ -121,6 +122,7 @@ class ShardWriter(Portable, ds.DataSourceArrowWriter):
         self._overwrite = overwrite
         VersionStore(job.location).create_staging(job.job_id)
 
+    @one_line_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ds.WriterCommitMessage:
         """Write the rows of a task to staged shards."""
         return stage_task(self._job, iterator)

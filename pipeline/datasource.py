@@ -8,13 +8,14 @@ from __future__ import annotations
 from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 
-from ..errors import UsageError
+from ..errors import SplitArrowError, UsageError
 from .batch_queries import DatasetReader, ShardWriter
 from .options import SparkOptions
 from .reader import READERS, RemoteDataset, dataset_schema, read_options
 from .streaming_queries import (
     STREAM_WRITE_OPTIONS,
     DatasetStreamReader,
+    FailedStreamReader,
     StreamShardWriter,
     require_stream_writer,
 )
@@ -56,11 +57,12 @@ class SplitArrowDataSource(Portable, ds.DataSource):
             )
         return DatasetReader(options, schema, self._version)
 
-    # PySpark raises another error while it handles one of this method, and needs the traceback to
-    # show both.
     def streamReader(self, schema: st.StructType) -> ds.DataSourceStreamReader:
         """Return the reader of a streaming query."""
-        return DatasetStreamReader(self._read_options(), schema)
+        try:
+            return DatasetStreamReader(self._read_options(), schema)
+        except SplitArrowError as error:
+            return FailedStreamReader(error)
 
     @one_line_errors
     def writer(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceWriter:

@@ -12,7 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 
-from ..errors import DatasetError, UsageError
+from ..errors import DatasetError, SplitArrowError, UsageError
 from ..publication.version_store import VersionStore
 from .batch_queries import ReadPartition
 from .options import SparkOptions
@@ -21,7 +21,7 @@ from .shards import WriteJob, collect_shards
 from .spark_versions import VERSION
 from .stream_offsets import INITIAL_OFFSET, Offset, end_offset, find_new_shards
 from .types import arrow_schema, check_readable
-from .workers import Portable, one_line_errors
+from .workers import Portable, hide_traceback, one_line_errors
 from .writer import WRITE_OPTIONS, StagedShards, stage_task
 
 try:
@@ -86,7 +86,38 @@ class DatasetStreamReader(Portable, ds.DataSourceStreamReader, _TriggerAvailable
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
-        return read_batches(self._dataset, partition.value, None, self._schema)
+        with hide_traceback():
+            yield from read_batches(self._dataset, partition.value, None, self._schema)
+
+
+class FailedStreamReader(ds.DataSourceStreamReader, _TriggerAvailableNow):
+    """Raises an error when a query begins.
+
+    Where ``streamReader`` raises one, PySpark raises another, about a variable of its own.
+    """
+
+    def __init__(self, error: SplitArrowError) -> None:
+        self._error = error
+
+    @one_line_errors
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Raise the error."""
+        raise self._error
+
+    @one_line_errors
+    def initialOffset(self) -> Offset:
+        """Raise the error."""
+        raise self._error
+
+    @one_line_errors
+    def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
+        """Raise the error, in a query that continues from a checkpoint."""
+        del start, limit
+        raise self._error
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raise the error. No query comes so far."""
+        raise self._error
 
 
 STREAM_WRITE_OPTIONS = (*(name for name in WRITE_OPTIONS if name != "job_id"), "checkpointlocation")
@@ -113,6 +144,7 @@ class StreamShardWriter(Portable, _StreamArrowWriter):
         self._job = job
         self._overwrite = overwrite
 
+    @one_line_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ds.WriterCommitMessage:
         """Write the rows of a task to staged shards."""
         context: Any = TaskContext.get()

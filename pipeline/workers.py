@@ -66,15 +66,22 @@ def one_line_errors(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
+        with hide_traceback():
             return function(*args, **kwargs)
-        except SplitArrowError:
-            spec = getattr(sys.modules["__main__"], "__spec__", None)
-            if spec is not None and spec.name.startswith("pyspark."):
-                os.environ["SPARK_HIDE_TRACEBACK"] = "1"
-            raise
 
     return call
+
+
+@contextmanager
+def hide_traceback() -> Generator[None]:
+    """Do what `one_line_errors` does, for the errors within the context."""
+    try:
+        yield
+    except SplitArrowError:
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        if spec is not None and spec.name.startswith("pyspark."):
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
 
 
 _PYTHON_SETTING = "spark.pyspark.python"

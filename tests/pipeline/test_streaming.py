@@ -80,6 +80,55 @@ def test_a_dataset_without_versions_is_an_error(spark, serve, tmp_path):
         query.awaitTermination(60)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limit": "1"}, "does not support the option 'limit'"),
+        ({"versionAsOf": "1"}, "does not support the option 'version'"),
+        ({"shards_per_partition": "x"}, "'x'; it must be an integer"),
+        ({"transport": "pigeon"}, "not available over 'pigeon'"),
+        ({"bogus": "1"}, "no option 'bogus'"),
+        ({"version": "9"}, "never had the version 9"),
+    ],
+)
+def test_a_wrong_option_of_a_stream_raises_no_traceback(
+    spark, serve, write, tmp_path, options, message
+):
+    write(0, 10)
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    reader = spark.readStream.format("splitarrow").options(uri=uri, reader="python", **options)
+
+    def run(trigger):
+        reader.load("set").writeStream.format("noop").trigger(**trigger).start().awaitTermination()
+
+    for trigger in ({"availableNow": True}, {"processingTime": "0 seconds"}):
+        with pytest.raises(PySparkException, match=message) as caught:
+            run(trigger)
+        assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("out", {"compression": "x"}, "'x'; it must be one of none, lz4, zstd"),
+        ("out", {"bogus": "1"}, "no option 'bogus'"),
+        ("file/out", {}, "Not a directory"),
+    ],
+)
+def test_a_wrong_option_of_a_streamed_write_raises_no_traceback(
+    spark, serve, write, tmp_path, path, options, message
+):
+    write(0, 10)
+    (tmp_path / "file").touch()
+    reader = spark.readStream.format("splitarrow")
+    frame = reader.option("uri", serve({"set": tmp_path / "set"}).control_uri).load("set")
+    writer = frame.writeStream.format("splitarrow").options(**options).trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(PySparkException, match=message) as caught:
+        writer.start(str(tmp_path / path)).awaitTermination(60)
+    assert "Traceback" not in str(caught.value)
+
+
 @pytest.mark.parametrize("option", ["limit", "filter", "version"])
 def test_options_of_batch_reads_are_errors(spark, serve, tmp_path, option):
     path = write_file(tmp_path / "one.arrow", pa.table({"id": [1]}))
