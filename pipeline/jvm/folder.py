@@ -12,6 +12,7 @@ from typing import Any
 
 from ...client.rpc.info import DatasetInfo, Endpoint
 from ...errors import UsageError
+from ...publication.locks import VersionLock
 from ...publication.manifest import Manifest
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
@@ -47,6 +48,36 @@ def answer_folder(folder: str, values: Mapping[str, Any], options: SparkOptions)
     return _OPERATIONS[values["operation"]](folder, values, options)
 
 
+_held: dict[tuple[str, int], tuple[VersionLock, int]] = {}
+"""The locks on the versions that the JVM reads, by folder and version, and how often it does.
+
+They end with this process, which ends with the JVM.
+"""
+
+
+def _hold(store: VersionStore, version: int) -> bool:
+    """Keep a version from being removed until `_release`; return whether it exists."""
+    key = (store.location, version)
+    lock, count = _held.get(key, (None, 0))
+    lock = lock or store.lock(version)
+    if lock is None:
+        return False
+    _held[key] = (lock, count + 1)
+    return True
+
+
+def _release(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    """Let a version be removed once nothing else reads it."""
+    del options
+    key = (VersionStore(folder).location, int(values["version"]))
+    lock, count = _held.pop(key)
+    if count > 1:
+        _held[key] = (lock, count - 1)
+    else:
+        lock.release()
+    return {}
+
+
 def _load(folder: str, version: str | None) -> tuple[VersionStore, Manifest]:
     if version is not None and not version.isdigit():
         raise UsageError(f"option 'version' is {version!r}; a folder has versions by their number")
@@ -59,12 +90,11 @@ def _load(folder: str, version: str | None) -> tuple[VersionStore, Manifest]:
 
 
 def _describe(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
-    del values
     if options.text("filter") is not None:
         raise UsageError("the option 'filter' needs a daemon; name it in the option 'uri'")
     limit = options.count("limit", minimum=0)
     options.count("shards_per_partition")
-    _, manifest = _load(folder, options.text("version"))
+    store, manifest = _load(folder, options.text("version"))
     number = str(manifest.version)
     info = DatasetInfo(
         folder, manifest.rows, manifest.nbytes, manifest.schema, "published dataset", number
@@ -73,9 +103,10 @@ def _describe(folder: str, values: Mapping[str, Any], options: SparkOptions) -> 
     columns = select_columns(info, names)
     if names and set(names) - set(manifest.schema.names):
         raise UsageError("fields of structs need a daemon; name it in the option 'uri'")
-    return {
+    answer = {
         "dataset": folder,
         "problem": None,
+        "locked": True,
         "schema": spark_schema(columns).jsonValue(),
         "stored_schema": stored_schema(columns).jsonValue(),
         "version": number,
@@ -85,6 +116,9 @@ def _describe(folder: str, values: Mapping[str, Any], options: SparkOptions) -> 
         "memory_limit": options.nbytes("memory_limit", MEMORY_LIMIT),
         "partition_by": partition_columns(manifest.schema),
     }
+    if not _hold(store, manifest.version):  # it was removed meanwhile
+        return _describe(folder, values, options)
+    return answer
 
 
 def _plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
@@ -155,6 +189,7 @@ def _stream_plan(folder: str, values: Mapping[str, Any], options: SparkOptions) 
 
 _OPERATIONS: dict[str, Callable[[str, Mapping[str, Any], SparkOptions], dict[str, Any]]] = {
     "describe": _describe,
+    "release": _release,
     "plan": _plan,
     "stream_start": _stream_start,
     "stream_latest": _stream_latest,

@@ -202,7 +202,8 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
                     schema.isEmpty() && filter == null),
             dataset.timeouts(),
             dataset.memoryLimit(),
-            Interpreters.executor()));
+            Interpreters.executor(),
+            dataset.lease()));
   }
 
   @Override

@@ -21,6 +21,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * @param bytes the size of all rows at the server; negative if unknown
  * @param pushdown whether filters and limits may be pushed
  * @param partitionBy the columns that have one value in each shard
+ * @param lease what keeps the version from being removed; null if a daemon does
  */
 record Described(
     HashMap<String, String> options,
@@ -34,7 +35,8 @@ record Described(
     boolean pushdown,
     Timeouts timeouts,
     long memoryLimit,
-    List<String> partitionBy) {
+    List<String> partitionBy,
+    FolderLease lease) {
 
   /** Describes the dataset that the options name. */
   static Described of(CaseInsensitiveStringMap options) {
@@ -59,13 +61,21 @@ record Described(
             answer.path("connect_millis").asInt(10_000),
             answer.path("stall_millis").asLong(30_000)),
         answer.path("memory_limit").asLong(),
-        texts(answer.path("partition_by")));
+        texts(answer.path("partition_by")),
+        answer.path("locked").asBoolean() ? lease(python, request, answer) : null);
   }
 
   private static List<String> texts(JsonNode array) {
     List<String> texts = new ArrayList<>();
     array.forEach(text -> texts.add(text.asText()));
     return texts;
+  }
+
+  private static FolderLease lease(String python, ObjectNode request, JsonNode answer) {
+    ObjectNode release = request.deepCopy();
+    release.put("operation", "release");
+    release.put("version", answer.path("version").asText());
+    return FolderLease.of(python, release);
   }
 
   /** Reads the columns: with the types that Spark had written, or as Arrow has them. */

@@ -24,6 +24,7 @@ import java.util.concurrent.TimeUnit;
 final class Planner implements AutoCloseable {
   private static final int MAX_IDLE = Math.max(2, Runtime.getRuntime().availableProcessors());
   private static final Map<String, Deque<Planner>> IDLE = new HashMap<>();
+  private static final Map<String, Planner> PLANNING = new HashMap<>();
 
   private final String python;
   private final Process process;
@@ -79,14 +80,33 @@ final class Planner implements AutoCloseable {
   }
 
   /**
-   * Sends a request, and returns the answer.
+   * Sends a request to the process that plans, and returns the answer.
+   *
+   * <p>It is always the same process, which holds the locks on the folders that are read.
    *
    * @throws IllegalArgumentException with the planner's message, if it reports an error; Spark
    *     passes this exception on to users unchanged
    * @throws Missing if there is no such dataset
    * @throws PlannerMissing if Python does not start, or lacks splitarrow
    */
-  static JsonNode call(String python, ObjectNode request) {
+  static synchronized JsonNode call(String python, ObjectNode request) {
+    Planner planner = PLANNING.get(python);
+    if (planner == null || !planner.process.isAlive()) {
+      planner = acquire(python);
+      PLANNING.put(python, planner);
+    }
+    try {
+      planner.send(request);
+      return planner.receive();
+    } catch (PlannerMissing error) {
+      PLANNING.remove(python);
+      planner.process.destroy();
+      throw error;
+    }
+  }
+
+  /** Does the same in another process, because the answer may take long. */
+  static JsonNode callApart(String python, ObjectNode request) {
     try (Planner planner = acquire(python)) {
       planner.send(request);
       return planner.receive();

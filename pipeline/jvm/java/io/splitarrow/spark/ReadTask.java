@@ -16,6 +16,7 @@ import org.apache.spark.sql.types.StructType;
  * @param metadata the column that states where rows are stored; null if no query needs it
  * @param memoryLimit the memory of a task outside of the heap, in bytes
  * @param python the interpreter that renews tickets on the executors
+ * @param lease what keeps the files of a folder from being removed; null if a daemon does
  */
 record ReadTask(
     HashMap<String, String> options,
@@ -26,7 +27,8 @@ record ReadTask(
     RowMetadata metadata,
     Timeouts timeouts,
     long memoryLimit,
-    String python)
+    String python,
+    FolderLease lease)
     implements Serializable {
 
   List<String> columnNames() {

@@ -129,7 +129,7 @@ final class ShardWrite implements RequiresDistributionAndOrdering, BatchWrite, S
     for (WriterCommitMessage message : messages) {
       staged.add(message == null ? null : ((Staged) message).shards());
     }
-    Planner.call(python, request);
+    Planner.callApart(python, request);
   }
 
   /**
