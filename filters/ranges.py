@@ -67,6 +67,17 @@ def may_match(bound: Any, find_range: Callable[[int], Range]) -> bool:
     return bool(_find_outcomes(bound, find_range) & _TRUE)
 
 
+def decide(bound: Any, find_range: Callable[[int], Range]) -> bool | None:
+    """Return whether a bound condition is true for all rows of a part (True), or for none (False).
+
+    Return None if that is unknown. `find_range` is that of `may_match`.
+    """
+    outcomes = _find_outcomes(bound, find_range)
+    if outcomes & _TRUE:
+        return True if outcomes == _TRUE else None
+    return False
+
+
 def _find_outcomes(bound: Any, find_range: Callable[[int], Range]) -> int:
     """Return the outcomes that a condition may have."""
     if isinstance(bound, BoundLiteral):

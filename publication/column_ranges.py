@@ -9,6 +9,7 @@ no order. A geospatial column has a bounding box instead.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,6 @@ from .manifest import (
     MAX_EXACT_INTEGER,
     ColumnRange,
     RangeValue,
-    ShardEntry,
 )
 
 
@@ -198,9 +198,9 @@ def _compute_bounds(values: Any) -> list[pa.Scalar[Any]]:
     return [bounds["min"], bounds["max"]]
 
 
-def find_range(shard: ShardEntry, field: pa.Field[Any]) -> Range:
-    """Return what the manifest knows of a column, or of a field of a Variant, in a shard."""
-    column = shard.columns.get(field.name)
+def find_range(columns: Mapping[str, ColumnRange], field: pa.Field[Any]) -> Range:
+    """Return what the ranges of a shard state of a column, or of a field of a Variant."""
+    column = columns.get(field.name)
     if column is None:
         return UNKNOWN
     if column.box is not None:

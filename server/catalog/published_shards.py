@@ -207,5 +207,5 @@ def _prune(
 ) -> Sequence[ShardEntry]:
     """Return the shards in which a filter may match, by their ranges and boxes."""
     return row_filter.prune(
-        shards, lambda shard: lambda index: find_range(shard, schema.field(index))
+        shards, lambda shard: lambda index: find_range(shard.columns, schema.field(index))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 
 from splitarrow.filters.binding import bind
 from splitarrow.filters.evaluation import evaluate
-from splitarrow.filters.ranges import UNKNOWN, Range, make_point, may_match, to_bound
+from splitarrow.filters.ranges import UNKNOWN, Range, decide, make_point, may_match, to_bound
 from splitarrow.filters.sql import parse_sql
 from splitarrow.filters.tree import COMPARISONS, Call, Column, Literal
 
@@ -86,6 +87,8 @@ def test_no_selected_row_is_pruned(data: Any, tree: Any) -> None:
     if selected.true_count:
         assert may_match(bound, ranges.__getitem__)
         assert may_match(bound, lambda _: UNKNOWN)
+    decision = decide(bound, ranges.__getitem__)
+    assert decision is None or selected.true_count == (rows if decision else 0)
 
 
 @pytest.mark.parametrize(
@@ -127,4 +130,14 @@ def test_ranges_decide(condition: str, expected: bool) -> None:
         Range("a", "c", nan=False),
         make_point(pa.scalar(7, pa.int32())),
     ]
-    assert may_match(bind(parse_sql(condition), schema), ranges.__getitem__) is expected
+    bound = bind(parse_sql(condition), schema)
+    assert may_match(bound, ranges.__getitem__) is expected
+    assert (decide(bound, ranges.__getitem__) is not False) == expected
+
+
+@pytest.mark.parametrize("condition", ["n > 0", "n IS NOT NULL", "p = 7", "n < 1 OR p < 8"])
+def test_ranges_decide_for_all_rows(condition: str) -> None:
+    schema = SCHEMA.append(pa.field("p", pa.int32()))
+    ranges = [Range(1, 10, nulls=False), UNKNOWN, UNKNOWN, make_point(pa.scalar(7, pa.int32()))]
+    bound = bind(parse_sql(condition), schema)
+    assert decide(bound, [replace(each, nan=False) for each in ranges].__getitem__) is True

@@ -75,7 +75,7 @@ def test_a_manifest_knows_the_range_of_a_column(
 ) -> None:
     columns = {} if column is None else {"n": column}
     shard = ShardEntry("a.arrow", 3, 100, "0" * 64, columns)
-    assert find_range(shard, pa.field("n", pa.int32())) == expected
+    assert find_range(shard.columns, pa.field("n", pa.int32())) == expected
 
 
 @pytest.mark.parametrize(
