@@ -14,11 +14,20 @@ from ...errors import SplitArrowError, UsageError
 from ...publication.manifest import Manifest
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
+from ..filters import push_predicates
 from ..options import SparkOptions, local_path
-from ..reader import dataset_schema, pack_shards
+from ..reader import dataset_schema
 from ..shards import partition_columns
-from ..types import check_readable
+from ..types import check_readable, spark_schema
 from . import MEMORY_LIMIT
+from .aggregates import compute_aggregates
+from .pruning import (
+    ShardStatistics,
+    VersionStatistics,
+    divide,
+    read_order,
+    simple_schema,
+)
 
 
 def find_folder(options: SparkOptions) -> str | None:
@@ -83,9 +92,47 @@ def _describe(folder: str, values: Mapping[str, Any], options: SparkOptions) -> 
         "version": number,
         "rows": manifest.rows if limit is None else min(limit, manifest.rows),
         "bytes": manifest.nbytes,
-        "pushdown": False,
+        "pushdown": options.flag("pushdown", True) and limit is None,
         "memory_limit": options.nbytes("memory_limit", MEMORY_LIMIT),
         "partition_by": partition_columns(manifest.schema),
+    }
+
+
+def _push(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    """Return a filter that selects shards. Spark evaluates the predicates."""
+    del options
+    predicates = values["predicates"]
+    _, manifest = _load(folder, values["version"])
+    text = push_predicates(predicates, manifest.schema)[1]
+    return {"accepted": [False] * len(predicates), "filter": text}
+
+
+def _make_statistics(manifest: Manifest) -> VersionStatistics:
+    shards = [ShardStatistics(shard.rows, shard.columns) for shard in manifest.shards]
+    target = simple_schema(spark_schema(manifest.schema))
+    return VersionStatistics(manifest.schema, target, lambda columns: shards)
+
+
+def _aggregate(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    del options
+    statistics = _make_statistics(_load(folder, values["version"])[1])
+    return {"rows": compute_aggregates(statistics, values["aggregates"], values["groups"])}
+
+
+def _select(manifest: Manifest, values: Mapping[str, Any]) -> list[int]:
+    """Return the positions of the shards that may have rows of a query."""
+    filter = values.get("filter") or None
+    chosen = _make_statistics(manifest).select(filter, read_order(values))
+    return list(range(len(manifest.shards))) if chosen is None else chosen
+
+
+def _estimate(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    del options
+    _, manifest = _load(folder, values["version"])
+    chosen = [manifest.shards[index] for index in _select(manifest, values)]
+    return {
+        "rows": sum(shard.rows for shard in chosen),
+        "bytes": sum(shard.nbytes for shard in chosen),
     }
 
 
@@ -102,15 +149,20 @@ def _plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict
         for shard in manifest.shards
     ]
     limit = options.count("limit", minimum=0)
-    if limit is not None:
-        return {"partitions": [shards], "limit": limit}
-    settings = [values[name] for name in ("parallelism", "max_bytes", "open_bytes")]
+    chosen = _select(manifest, values)
     sizes = [shard.nbytes for shard in manifest.shards]
-    packed = pack_shards(sizes, options.count("shards_per_partition"), *settings)
-    return {"partitions": [[shards[index] for index in task] for task in packed], "limit": -1}
+    shards_per_task = options.count("shards_per_partition")
+    tasks = [chosen] if limit is not None else divide(chosen, sizes, shards_per_task, values)
+    return {
+        "partitions": [[shards[index] for index in task] for task in tasks],
+        "limit": -1 if limit is None else limit,
+    }
 
 
 _OPERATIONS: dict[str, Callable[[str, Mapping[str, Any], SparkOptions], dict[str, Any]]] = {
     "describe": _describe,
+    "push": _push,
+    "aggregate": _aggregate,
+    "estimate": _estimate,
     "plan": _plan,
 }

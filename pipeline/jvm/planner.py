@@ -9,35 +9,46 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-import pyarrow as pa
 from pyspark.sql import types as st
 
 from ...client.cluster.client import ClusterClient
 from ...client.cluster.info import MergedDataset, ReplicaInfo
 from ...client.connect import AnyClient
+from ...client.dataset.endpoints import TRANSIENT
 from ...client.dataset.requests import check_complete, pin_version
-from ...client.rpc.info import DatasetInfo, Endpoint
+from ...client.rpc.info import DatasetInfo, Endpoint, read_ranges
 from ...errors import DatasetError, SplitArrowError, UsageError
 from ...protocol.request import Request
 from ...protocol.uri import TCP_PORT, DataUri, Streams
 from ...publication.layout import format_shard_name
-from ...publication.manifest import ShardEntry
+from ...publication.manifest import ShardEntry, decode_range
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
 from ...transport.tls_options import TlsOptions
 from ..filters import parse_option, push_predicates
 from ..options import SparkOptions
-from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, pack_shards, shard_ordinals
+from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, shard_ordinals
 from ..shards import partition_columns
-from ..types import arrow_schema, check_readable
+from ..types import check_readable
 from . import MEMORY_LIMIT
 from .aggregates import compute_aggregates
 from .folder import answer_folder, find_folder
+from .pruning import (
+    ShardStatistics,
+    UnknownError,
+    VersionStatistics,
+    divide,
+    read_order,
+    simple_schema,
+)
+
+if TYPE_CHECKING:
+    from ...client.dataset.client import Client
 
 _VERSION = re.compile(r"(\d{1,18})-[0-9a-f]+")
 
@@ -100,14 +111,32 @@ class _Question:
         """Return a text of the request; None if it is absent or empty."""
         return self.values.get(name) or None
 
-    def request(self, **selection: Any) -> Request:
-        """Return a request for the columns and the filter of the query."""
-        return Request(
-            self.dataset.name,
-            columns=tuple(self.values.get("columns") or ()) or None,
-            filter=self.text("filter") or self.options.text("filter"),
-            **selection,
-        )
+    @property
+    def filter(self) -> str | None:
+        """The filter of the query, or else of the option; None if there is none."""
+        return self.text("filter") or self.options.text("filter")
+
+    def request(self, filter: str | None, **selection: Any) -> Request:
+        """Return a request for the columns of the query."""
+        columns = tuple(self.values.get("columns") or ()) or None
+        return Request(self.dataset.name, columns=columns, filter=filter, **selection)
+
+    def describe(self) -> MergedDataset:
+        """Return the version with all columns and rows."""
+        with self.dataset.connect() as client:
+            request = Request(self.dataset.name, version=self.text("version"))
+            return _describe_replicas(client, request)
+
+    def maps_files(self) -> bool:
+        """Return whether the tasks may map files.
+
+        The files have whole columns and all rows, and the daemons extract the fields of structs
+        and evaluate the option ``filter``.
+        """
+        if self.options.text("folder") is None or self.options.text("filter") is not None:
+            return False
+        names = self.options.names("columns")
+        return not names or not set(names) - {*self.dataset.info(self.text("version")).schema.names}
 
 
 def answer(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,37 +226,113 @@ def _find_key_problem(tls: TlsOptions) -> str | None:
 
 
 def _push(question: _Question) -> dict[str, Any]:
-    """Choose the predicates that the daemon evaluates."""
+    """Choose the predicates that the daemon evaluates.
+
+    Where tasks map files, it evaluates none, and the filter only selects shards.
+    """
     info = question.dataset.info(question.text("version"))
     accepted, text = push_predicates(question.values["predicates"], info.schema)
+    if question.maps_files():
+        accepted = [False] * len(accepted)
     return {"accepted": accepted, "filter": text}
 
 
-def _exportable(schema: st.StructType) -> pa.Schema:
-    """Return the columns that a filter can use, with the types that Spark gives them."""
-    simple = (st.AtomicType, st.NumericType)
-    return arrow_schema(
-        st.StructType([field for field in schema if isinstance(field.dataType, simple)])
+def _make_statistics(question: _Question, whole: MergedDataset) -> VersionStatistics:
+    return VersionStatistics(
+        whole.info.schema,
+        simple_schema(dataset_schema(whole.info, question.options.names("columns"))),
+        lambda columns: _read_statistics(question.dataset, whole, columns),
     )
 
 
+def _read_statistics(
+    dataset: RemoteDataset, merged: MergedDataset, columns: Sequence[str]
+) -> list[ShardStatistics]:
+    """Read the statistics of all shards, from as few daemons as possible.
+
+    Raises `UnknownError` if no daemon has those of a shard.
+    """
+    found: dict[int, ShardStatistics] = {}
+    for address, replicas in _list_holders(merged).items():
+        if replicas.keys() <= found.keys():
+            continue
+        version = next(iter(replicas.values())).version
+        # The ranges of all columns can be large.
+        names = tuple(columns) or tuple(merged.info.schema.names[:1])
+        request = Request(dataset.name, columns=names or None, version=version)
+        try:
+            with replace(dataset, uri=address).connect() as client:
+                # One address has no other client.
+                ranges = read_ranges(cast("Client", client).channel, request)
+        except TRANSIENT:
+            continue
+        for index, replica in replicas.items():
+            shard = ranges.get(replica.shard or 0)
+            if shard is not None:
+                known = {name: decode_range(each) for name, each in shard.columns.items()}
+                found[index] = ShardStatistics(shard.rows, known)
+    if len(found) < len(merged.replicas):
+        raise UnknownError
+    return [found[index] for index in range(len(merged.replicas))]
+
+
+def _list_holders(merged: MergedDataset) -> dict[str, dict[int, ReplicaInfo]]:
+    holders: dict[str, dict[int, ReplicaInfo]] = {}
+    for index, replicas in enumerate(merged.replicas):
+        for replica in replicas:
+            holders.setdefault(replica.address, {})[index] = replica
+    return holders
+
+
 def _aggregate(question: _Question) -> dict[str, Any]:
-    """Return the values of aggregates over all rows, if the manifest has them."""
-    with question.dataset.connect() as client:
-        merged = _describe_replicas(client, question.request(version=question.text("version")))
-    target = _exportable(dataset_schema(merged.info, question.options.names("columns")))
-    aggregates = question.values["aggregates"]
-    return {"values": compute_aggregates(question.dataset, merged, aggregates, target)}
+    """Return the values of aggregates for each group, if the manifest has them."""
+    values = question.values
+    rows = compute_aggregates(
+        _make_statistics(question, question.describe()),
+        values["aggregates"],
+        values.get("groups", ()),
+        question.text("filter"),
+    )
+    return {"rows": rows}
+
+
+def _estimate(question: _Question) -> dict[str, Any]:
+    """Return the rows and the bytes of the shards that may have rows of a query."""
+    whole = question.describe()
+    chosen = [whole.info.endpoints[index] for index in _select(question, whole, question.filter)]
+    return {
+        "rows": _sum(endpoint.rows for endpoint in chosen),
+        "bytes": _sum(endpoint.nbytes for endpoint in chosen),
+    }
+
+
+def _sum(numbers: Iterable[int | None]) -> int:
+    """Return the sum; -1 if one of the numbers is unknown."""
+    known = list(numbers)
+    return -1 if None in known else sum(filter(None, known))
+
+
+def _select(question: _Question, whole: MergedDataset, filter: str | None) -> list[int]:
+    """Return the positions of the shards that may have rows of a query."""
+    chosen = _make_statistics(question, whole).select(filter, read_order(question.values))
+    return list(range(len(whole.replicas))) if chosen is None else chosen
 
 
 def _plan(question: _Question) -> dict[str, Any]:
     """Divide the shards of one version among tasks, with tickets for all of their replicas."""
     limit = question.options.count("limit", minimum=0)
     shards_per_task = question.options.count("shards_per_partition")
+    filter, chosen = question.filter, None
+    if filter or question.values.get("top"):
+        chosen = _select(question, question.describe(), filter)
+    maps_files = question.maps_files()
+    if maps_files:
+        filter = None  # Spark evaluates it
     with question.dataset.connect() as client:
-        merged = _describe_replicas(client, question.request(version=question.text("version")))
+        request = question.request(filter, version=question.text("version"))
+        merged = _describe_replicas(client, request)
     ordinals = shard_ordinals(merged.info)
-    files = _find_files(question, merged)
+    files = _find_files(question, merged) if maps_files else None
     shards = [
         {
             "ordinal": ordinal,
@@ -241,28 +346,23 @@ def _plan(question: _Question) -> dict[str, Any]:
             zip(ordinals, merged.info.endpoints, merged.replicas, strict=True)
         )
     ]
-    if limit is not None:
-        return {"partitions": [shards], "limit": limit}
+    if chosen is None:
+        chosen = list(range(len(shards)))
     sizes = [endpoint.nbytes for endpoint in merged.info.endpoints]
-    settings = [question.values[name] for name in ("parallelism", "max_bytes", "open_bytes")]
-    packed = pack_shards(sizes, shards_per_task, *settings)
-    return {"partitions": [[shards[index] for index in task] for task in packed], "limit": -1}
+    tasks = (
+        [chosen] if limit is not None else divide(chosen, sizes, shards_per_task, question.values)
+    )
+    return {
+        "partitions": [[shards[index] for index in task] for task in tasks],
+        "limit": -1 if limit is None else limit,
+        "filter": filter,
+    }
 
 
-def _find_files(question: _Question, merged: MergedDataset) -> LocalShards | None:
-    """Return the files that the tasks may map; None if the daemon has to send the rows.
-
-    The daemon evaluates the filters and extracts the fields of structs, and the files have all rows
-    and whole columns.
-    """
-    folder = question.options.text("folder")
-    if folder is None or question.text("filter") or question.options.text("filter"):
-        return None
-    names = question.options.names("columns")
-    if names and set(names) - set(question.dataset.info(merged.info.version).schema.names):
-        return None
+def _find_files(question: _Question, merged: MergedDataset) -> LocalShards:
+    """Return the files of the versions that the daemons have."""
     versions = {replica.version for replicas in merged.replicas for replica in replicas}
-    return LocalShards(folder, versions)
+    return LocalShards(question.options.text("folder") or "", versions)
 
 
 def _renew(question: _Question) -> dict[str, Any]:
@@ -275,7 +375,7 @@ def _renew(question: _Question) -> dict[str, Any]:
         if values.get(name) not in (None, "")
     }
     with dataset.connect() as client:
-        merged = _describe_replicas(client, question.request(**selection))
+        merged = _describe_replicas(client, question.request(question.filter, **selection))
     ((replica,),) = merged.replicas
     return {"replica": _encode_replica(replica, dataset)}
 
@@ -344,6 +444,7 @@ _OPERATIONS: dict[str, Callable[[_Question], dict[str, Any]]] = {
     "describe": _describe,
     "push": _push,
     "aggregate": _aggregate,
+    "estimate": _estimate,
     "plan": _plan,
     "renew": _renew,
 }

@@ -90,14 +90,20 @@ def test_mapped_files_have_the_rows_of_the_daemon(tmp_path, serve, load, compres
     assert mapped.limit(5).count() == 5
 
 
-def test_filters_are_left_to_the_daemon(tmp_path, serve, load):
-    publish(tmp_path / "set", [varied_table(0)])
+def test_a_filter_selects_the_files_that_are_mapped(tmp_path, serve, load):
+    store = publish(tmp_path / "set", [varied_table(n) for n in range(3)])
     uri = serve({"set": tmp_path / "set"}).control_uri
-    rare = load(uri, folder=str(tmp_path / "set")).where("id < 3").select("id")
-    received, mapped = transfer(rare)
-    assert received > 0
-    assert mapped == 0
-    assert sorted(row.id for row in rare.collect()) == [0, 1, 2]
+    mapped = load(uri, folder=store.location)
+    rare = mapped.where(f"id < {ROWS + 3} and id >= {ROWS}").select("id")
+    received, read = transfer(rare)
+    assert received == 0
+    assert 0 < read <= 8 * ROWS + ROWS // 8 + 200
+    assert sorted(row.id for row in rare.collect()) == [ROWS, ROWS + 1, ROWS + 2]
+    assert mapped.where("id < 0").count() == 0
+    assert (
+        mapped.where("views = 'v' and id > 7").count()
+        == load(uri).where("views = 'v' and id > 7").count()
+    )
 
 
 def test_fields_of_structs_come_from_the_daemon(tmp_path, serve, load):

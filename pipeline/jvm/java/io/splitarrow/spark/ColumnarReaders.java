@@ -23,7 +23,7 @@ record ColumnarReaders(ReadTask task) implements PartitionReaderFactory {
   @Override
   public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
     if (partition instanceof AggregatePartition aggregates) {
-      return new AggregateRow(task.schema(), aggregates.values());
+      return new AggregateRows(task.schema(), aggregates.rows());
     }
     return partition instanceof CountPartition count
         ? PartitionColumns.counted(count)

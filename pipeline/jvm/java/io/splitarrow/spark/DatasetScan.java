@@ -30,9 +30,11 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
   private final String filter;
   private final List<Predicate> predicates;
   private final int limit;
+  private final TopRows top;
   private final Aggregates aggregates;
   private final Supplier<ScanBuilder> python;
   private InputPartition[] partitions;
+  private Statistics statistics;
 
   DatasetScan(
       Described dataset,
@@ -40,6 +42,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
       String filter,
       List<Predicate> predicates,
       int limit,
+      TopRows top,
       Aggregates aggregates,
       Supplier<ScanBuilder> python) {
     this.dataset = dataset;
@@ -47,6 +50,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
     this.filter = filter;
     this.predicates = predicates;
     this.limit = limit;
+    this.top = top;
     this.aggregates = aggregates;
     this.python = python;
   }
@@ -87,7 +91,11 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
         + ", PushedFilters: "
         + filters
         + (limit < 0 ? "" : ", PushedLimit: " + limit)
-        + (aggregates == null ? "" : ", PushedAggregates: " + aggregates.functions());
+        + (top == null ? "" : ", PushedTopN: " + top)
+        + (aggregates == null ? "" : ", PushedAggregates: " + aggregates.functions())
+        + (aggregates == null || aggregates.groups().isEmpty()
+            ? ""
+            : ", PushedGroupBy: " + aggregates.groups());
   }
 
   @Override
@@ -105,7 +113,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
 
   private InputPartition[] plan() {
     if (aggregates != null) {
-      return new InputPartition[] {new AggregatePartition(aggregates.values())};
+      return new InputPartition[] {new AggregatePartition(aggregates.rows())};
     }
     if (schema.isEmpty() && filter == null && dataset.rows() >= 0 && dataset.pushdown()) {
       long rows = limit < 0 ? dataset.rows() : Math.min(limit, dataset.rows());
@@ -114,12 +122,14 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
     ObjectNode request = dataset.request("plan");
     request.set("columns", Replica.toJson(List.of(requested().fieldNames())));
     request.put("filter", filter);
+    request.set("top", top == null ? null : top.toJson());
     SQLConf conf = SQLConf.get();
     request.put("max_bytes", conf.filesMaxPartitionBytes());
     request.put("open_bytes", conf.filesOpenCostInBytes());
     request.put("parallelism", parallelism(conf));
     JsonNode answer = Planner.call(dataset.python(), request);
     long total = answer.path("limit").asLong(-1);
+    String applied = answer.path("filter").asText(null);
     List<InputPartition> found = new ArrayList<>();
     for (JsonNode part : answer.get("partitions")) {
       List<Shard> shards = new ArrayList<>();
@@ -139,7 +149,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
       } catch (IOException error) {
         throw new IllegalStateException("the planner answered with a malformed ticket");
       }
-      found.add(new ShardPartition(shards, smaller(total, limit)));
+      found.add(new ShardPartition(shards, applied, smaller(total, limit)));
     }
     return found.toArray(InputPartition[]::new);
   }
@@ -188,36 +198,35 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
             dataset.dataset(),
             schema,
             requested(),
-            filter,
             dataset.timeouts(),
             dataset.memoryLimit(),
             Interpreters.executor()));
   }
 
   @Override
-  public Statistics estimateStatistics() {
-    OptionalLong rows = dataset.rows() < 0 ? OptionalLong.empty() : known(dataset.rows());
-    double part =
-        (double) Math.max(8, schema.defaultSize()) / Math.max(8, dataset.schema().defaultSize());
-    OptionalLong bytes =
-        dataset.bytes() < 0
-            ? OptionalLong.empty()
-            : known(aggregates == null ? (long) (dataset.bytes() * Math.min(1, part)) : 8);
-    return new Statistics() {
-      @Override
-      public OptionalLong sizeInBytes() {
-        return bytes;
-      }
-
-      @Override
-      public OptionalLong numRows() {
-        return aggregates == null ? rows : known(1);
-      }
-    };
+  public synchronized Statistics estimateStatistics() {
+    if (statistics == null) {
+      statistics = estimate();
+    }
+    return statistics;
   }
 
-  private static OptionalLong known(long value) {
-    return OptionalLong.of(value);
+  private Statistics estimate() {
+    if (aggregates != null) {
+      long rows = aggregates.rows().size();
+      return new Estimate(OptionalLong.of(8 * Math.max(1, rows)), OptionalLong.of(rows));
+    }
+    long rows = dataset.rows();
+    long bytes = dataset.bytes();
+    if (filter != null || top != null) {
+      ObjectNode request = dataset.request("estimate");
+      request.put("filter", filter);
+      request.set("top", top == null ? null : top.toJson());
+      JsonNode answer = Planner.call(dataset.python(), request);
+      rows = answer.path("rows").asLong(-1);
+      bytes = answer.path("bytes").asLong(-1);
+    }
+    return Estimate.of(dataset.schema(), schema, rows, bytes);
   }
 
   @Override
@@ -229,11 +238,13 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
         && schema.equals(scan.schema)
         && Objects.equals(filter, scan.filter)
         && limit == scan.limit
+        && Objects.equals(top, scan.top)
         && Objects.equals(aggregates, scan.aggregates);
   }
 
   @Override
   public int hashCode() {
-    return Objects.hash(dataset.dataset(), dataset.version(), schema, filter, limit, aggregates);
+    return Objects.hash(
+        dataset.dataset(), dataset.version(), schema, filter, limit, top, aggregates);
   }
 }

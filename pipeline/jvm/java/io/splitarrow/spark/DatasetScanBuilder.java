@@ -7,6 +7,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.function.Supplier;
+import org.apache.spark.sql.connector.expressions.SortOrder;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.read.Scan;
@@ -14,23 +15,27 @@ import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
 import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.connector.read.SupportsPushDownTopN;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
-/** Collects what one query needs of a dataset: columns, filters, a limit, or only the count. */
+/** Collects what one query needs of a dataset: columns, filters, a limit, or only aggregates. */
 final class DatasetScanBuilder
     implements ScanBuilder,
         SupportsPushDownRequiredColumns,
         SupportsPushDownV2Filters,
         SupportsPushDownLimit,
+        SupportsPushDownTopN,
         SupportsPushDownAggregates {
   private final Described dataset;
   private final Supplier<ScanBuilder> python;
   private StructType schema;
   private Predicate[] pushed = {};
   private String filter;
+  private boolean isFilterExact = true;
   private int limit = -1;
+  private TopRows top;
   private Aggregates aggregates;
   private boolean isAggregated;
 
@@ -69,10 +74,9 @@ final class DatasetScanBuilder
     for (int index = 0; index < predicates.length; index++) {
       (answer.get("accepted").get(index).asBoolean() ? accepted : rejected).add(predicates[index]);
     }
-    if (!accepted.isEmpty()) {
-      filter = answer.get("filter").asText();
-      pushed = accepted.toArray(Predicate[]::new);
-    }
+    filter = answer.path("filter").asText(null);
+    pushed = accepted.toArray(Predicate[]::new);
+    isFilterExact = rejected.isEmpty();
     return rejected.toArray(Predicate[]::new);
   }
 
@@ -90,6 +94,16 @@ final class DatasetScanBuilder
     return true;
   }
 
+  /** A shard is left out if its rows cannot be among the first ones. Spark sorts the others. */
+  @Override
+  public boolean pushTopN(SortOrder[] orders, int rows) {
+    if (!dataset.pushdown() || filter != null || isAggregated) {
+      return false;
+    }
+    top = TopRows.of(dataset, orders, rows);
+    return top != null;
+  }
+
   /** Every task applies the limit to its own rows, so Spark applies it once more. */
   @Override
   public boolean isPartiallyPushed() {
@@ -98,10 +112,10 @@ final class DatasetScanBuilder
 
   @Override
   public boolean supportCompletePushDown(Aggregation candidates) {
-    if (!dataset.pushdown() || filter != null) {
+    if (!dataset.pushdown() || !isFilterExact) {
       return false;
     }
-    aggregates = Aggregates.of(dataset, candidates);
+    aggregates = Aggregates.of(dataset, candidates, filter);
     return aggregates != null;
   }
 
@@ -123,6 +137,7 @@ final class DatasetScanBuilder
         filter,
         Arrays.asList(pushed),
         limit,
+        top,
         isAggregated ? aggregates : null,
         python);
   }
