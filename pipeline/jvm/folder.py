@@ -14,7 +14,7 @@ from ...errors import SplitArrowError, UsageError
 from ...publication.manifest import Manifest
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
-from ..filters import push_predicates
+from ..filters import has_no_value, push_predicates, push_runtime
 from ..options import SparkOptions, local_path
 from ..reader import dataset_schema
 from ..shards import partition_columns
@@ -121,7 +121,7 @@ def _aggregate(folder: str, values: Mapping[str, Any], options: SparkOptions) ->
 
 def _select(manifest: Manifest, values: Mapping[str, Any]) -> list[int]:
     """Return the positions of the shards that may have rows of a query."""
-    filter = values.get("filter") or None
+    filter = push_runtime(values.get("runtime", ()), values.get("filter") or None, manifest.schema)
     chosen = _make_statistics(manifest).select(filter, read_order(values))
     return list(range(len(manifest.shards))) if chosen is None else chosen
 
@@ -138,6 +138,8 @@ def _estimate(folder: str, values: Mapping[str, Any], options: SparkOptions) -> 
 
 def _plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
     store, manifest = _load(folder, values["version"])
+    if has_no_value(values["runtime"]):
+        return {"partitions": []}
     base = Path(store.location)
     shards = [
         {

@@ -30,7 +30,7 @@ from ...publication.manifest import ShardEntry, decode_range
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
 from ...transport.tls_options import TlsOptions
-from ..filters import parse_option, push_predicates
+from ..filters import has_no_value, parse_option, push_predicates, push_runtime
 from ..options import SparkOptions
 from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, shard_ordinals
 from ..shards import partition_columns
@@ -323,8 +323,13 @@ def _plan(question: _Question) -> dict[str, Any]:
     limit = question.options.count("limit", minimum=0)
     shards_per_task = question.options.count("shards_per_partition")
     filter, chosen = question.filter, None
-    if filter or question.values.get("top"):
-        chosen = _select(question, question.describe(), filter)
+    runtime = question.values.get("runtime", ())
+    if has_no_value(runtime):
+        return {"partitions": []}
+    if filter or runtime or question.values.get("top"):
+        whole = question.describe()
+        filter = push_runtime(runtime, filter, whole.info.schema)
+        chosen = _select(question, whole, filter)
     maps_files = question.maps_files()
     if maps_files:
         filter = None  # Spark evaluates it

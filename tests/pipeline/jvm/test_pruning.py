@@ -157,3 +157,72 @@ def test_columns_of_a_known_width_count_as_such(load):
     assert 8 * 6000 <= size(load().select("id")) <= 3 * 8 * 6000
     assert size(load().select("text")) > 12_000_000
     assert size(load().select("text").where("id < 900")) < 10_000_000
+
+
+@pytest.fixture
+def keys(spark, tmp_path):
+    """Return a frame of which a filter selects some identifiers and words, as a small table."""
+    rows = [(n, n % 1000, f"w{n // 1000}", n / 2) for n in range(0, 6000, 7)]
+    frame = spark.createDataFrame(rows, "key long, part int, label string, half double")
+    frame.write.parquet(str(tmp_path / "keys"))
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    yield spark.read.parquet(str(tmp_path / "keys"))
+    spark.conf.unset("spark.sql.adaptive.enabled")
+
+
+def received_by_scan(frame: Any) -> int:
+    """Run a query, and return the bytes that its scan of a dataset received."""
+    frame._jdf.collectToPython()
+    leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
+    metrics = [leaves.apply(n).metrics() for n in range(leaves.size())]
+    return sum(m.apply("bytesReceived").value() for m in metrics if m.contains("bytesReceived"))
+
+
+@pytest.mark.parametrize(
+    ("condition", "join", "most"),
+    [
+        ("key < 21", "id = key", 3000),  # 3 rows of one shard
+        ("part = -1", "id = key", 0),  # no row
+        ("part < 990 and label <> 'x'", "id = key", 80_000),  # all shards, but not all rows
+        ("key between 2100 and 2900", "word = label", 40_000),
+        ("key < 21", "real = half", None),  # floats are not pushed
+        ("key < 21", "id = key and word = label", 3000),
+        ("key < 21", "word <=> label", None),
+    ],
+)
+def test_a_join_reads_the_rows_that_the_other_side_has(spark, load, keys, condition, join, most):
+    def query(frame: Any) -> Any:
+        frame = frame.select("id", "word", "real").where("real >= 0")
+        return frame.join(sf.broadcast(keys.where(condition)), sf.expr(join))
+
+    pruned = query(load())
+    expected = sorted(str(row) for row in query(load(pushdown="false")).collect())
+    assert sorted(str(row) for row in pruned.collect()) == expected
+    received = received_by_scan(pruned)
+    assert ("dynamicpruning" in plan_of(pruned)) == (most is not None)
+    assert received <= most if most is not None else received > 100_000
+    spark.conf.set("spark.sql.adaptive.enabled", "true")
+    assert sorted(str(row) for row in query(load()).collect()) == expected
+
+
+def test_many_values_of_the_other_side_become_a_range(spark, load, keys):
+    values = spark.range(2000, 3500).selectExpr("id as key", "id % 2 as bit").cache()
+    frame = load().select("id").where("real >= 0")
+    joined = frame.join(sf.broadcast(values.where("bit < 2")), sf.expr("id = key"))
+    assert sorted(row.id for row in joined.collect()) == list(range(2000, 3500))
+    assert "dynamicpruning" in plan_of(joined)
+    assert received_by_scan(joined) < 8 * 2500
+    two = frame.join(sf.broadcast(values.where("bit = 1")), sf.expr("id = key"))
+    assert two.select("id").union(frame.where("id < 3")).count() == 753
+
+
+def test_a_join_selects_files(spark, parts, keys):
+    frame = spark.read.format("splitarrow").option("shards_per_partition", 1).load(str(parts))
+    some = frame.select("id", "word").join(
+        sf.broadcast(keys.where("key < 21")), sf.expr("id = key")
+    )
+    assert sorted(row.id for row in some.collect()) == [0, 7, 14]
+    leaves = some._jdf.queryExecution().executedPlan().collectLeaves()
+    mapped = [leaves.apply(n).metrics() for n in range(leaves.size())]
+    mapped = [m.apply("bytesMapped").value() for m in mapped if m.contains("bytesMapped")]
+    assert 0 < mapped[0] < 2 * 14 * 1000

@@ -1,15 +1,21 @@
 package io.splitarrow.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Objects;
 import java.util.OptionalLong;
 import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import org.apache.spark.SparkContext;
+import org.apache.spark.sql.connector.expressions.Expressions;
+import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.Batch;
@@ -18,13 +24,20 @@ import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.Statistics;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.connector.read.SupportsRuntimeV2Filtering;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.DecimalType;
+import org.apache.spark.sql.types.IntegralType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
 /** The read of one query: which columns and rows of a version, and from which servers. */
-final class DatasetScan implements SupportsReportStatistics, Batch {
+final class DatasetScan implements SupportsReportStatistics, SupportsRuntimeV2Filtering {
+  private static final int MAX_VALUES = 100_000;
+
   private final Described dataset;
   private final StructType schema;
   private final String filter;
@@ -33,7 +46,8 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
   private final TopRows top;
   private final Aggregates aggregates;
   private final Supplier<ScanBuilder> python;
-  private InputPartition[] partitions;
+  private final Map<List<Predicate>, InputPartition[]> partitions = new HashMap<>();
+  private List<Predicate> runtime = List.of();
   private Statistics statistics;
 
   DatasetScan(
@@ -62,7 +76,46 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
 
   @Override
   public Batch toBatch() {
-    return this;
+    return new DatasetBatch(this, runtime);
+  }
+
+  /** The partitions of a scan, after what a join has found about the other side, if anything. */
+  private record DatasetBatch(DatasetScan scan, List<Predicate> runtime) implements Batch {
+    @Override
+    public InputPartition[] planInputPartitions() {
+      return scan.plan(runtime);
+    }
+
+    @Override
+    public PartitionReaderFactory createReaderFactory() {
+      return scan.createReaderFactory();
+    }
+  }
+
+  /** Returns the columns of which a server can find several values, and which have an order. */
+  @Override
+  public NamedReference[] filterAttributes() {
+    if (!dataset.pushdown() || limit >= 0 || top != null || aggregates != null) {
+      return new NamedReference[0];
+    }
+    return Arrays.stream(schema.fields())
+        .filter(field -> isFilterable(field.dataType()))
+        .map(field -> Expressions.column("`" + field.name().replace("`", "``") + "`"))
+        .toArray(NamedReference[]::new);
+  }
+
+  private static boolean isFilterable(DataType type) {
+    return type instanceof IntegralType
+        || type instanceof DecimalType
+        || type.equals(DataTypes.StringType)
+        || type.equals(DataTypes.DateType)
+        || type.equals(DataTypes.TimestampType)
+        || type.equals(DataTypes.TimestampNTZType);
+  }
+
+  @Override
+  public void filter(Predicate[] found) {
+    runtime = List.of(found);
   }
 
   @Override
@@ -103,19 +156,15 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
     return description();
   }
 
-  @Override
-  public synchronized InputPartition[] planInputPartitions() {
-    if (partitions == null) {
-      partitions = plan();
-    }
-    return partitions;
+  private synchronized InputPartition[] plan(List<Predicate> runtime) {
+    return partitions.computeIfAbsent(runtime, this::request);
   }
 
-  private InputPartition[] plan() {
+  private InputPartition[] request(List<Predicate> runtime) {
     if (aggregates != null) {
       return new InputPartition[] {new AggregatePartition(aggregates.rows())};
     }
-    if (schema.isEmpty() && filter == null && dataset.rows() >= 0 && dataset.pushdown()) {
+    if (schema.isEmpty() && filter == null && runtime.isEmpty() && dataset.rows() >= 0 && dataset.pushdown()) {
       long rows = limit < 0 ? dataset.rows() : Math.min(limit, dataset.rows());
       return new InputPartition[] {new CountPartition(rows)};
     }
@@ -123,6 +172,12 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
     request.set("columns", Replica.toJson(List.of(requested().fieldNames())));
     request.put("filter", filter);
     request.set("top", top == null ? null : top.toJson());
+    ArrayNode found = request.putArray("runtime");
+    for (Predicate predicate : runtime) {
+      if (predicate.children().length <= MAX_VALUES) {
+        found.add(PredicateJson.encode(predicate));
+      }
+    }
     SQLConf conf = SQLConf.get();
     request.put("max_bytes", conf.filesMaxPartitionBytes());
     request.put("open_bytes", conf.filesOpenCostInBytes());
@@ -130,7 +185,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
     JsonNode answer = Planner.call(dataset.python(), request);
     long total = answer.path("limit").asLong(-1);
     String applied = answer.path("filter").asText(null);
-    List<InputPartition> found = new ArrayList<>();
+    List<InputPartition> tasks = new ArrayList<>();
     for (JsonNode part : answer.get("partitions")) {
       List<Shard> shards = new ArrayList<>();
       try {
@@ -149,9 +204,9 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
       } catch (IOException error) {
         throw new IllegalStateException("the planner answered with a malformed ticket");
       }
-      found.add(new ShardPartition(shards, applied, smaller(total, limit)));
+      tasks.add(new ShardPartition(shards, applied, smaller(total, limit)));
     }
-    return found.toArray(InputPartition[]::new);
+    return tasks.toArray(InputPartition[]::new);
   }
 
   /** Returns how many tasks of a read have something to do, as for files. */
@@ -190,8 +245,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
     return narrowest == null ? schema : new StructType(new StructField[] {narrowest});
   }
 
-  @Override
-  public PartitionReaderFactory createReaderFactory() {
+  private PartitionReaderFactory createReaderFactory() {
     return new ColumnarReaders(
         new ReadTask(
             dataset.options(),
