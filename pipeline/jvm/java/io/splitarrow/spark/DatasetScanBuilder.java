@@ -17,6 +17,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsPushDownTopN;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
@@ -45,17 +46,26 @@ final class DatasetScanBuilder
     this.python = python;
   }
 
-  /** Keeps the required columns. A server sends a struct with all of its fields. */
+  /**
+   * Keeps the required columns, and of structs the required fields.
+   *
+   * <p>A server sends a struct with all of its fields. Of a mapped file, only those that are read
+   * become columns.
+   */
   @Override
   public void pruneColumns(StructType required) {
     if (!isAggregated) {
       StructType columns = schema;
       schema =
           new StructType(
-              Arrays.stream(required.fieldNames())
-                  .map(columns::apply)
+              Arrays.stream(required.fields())
+                  .map(field -> prune(columns.apply(field.name()), field.dataType()))
                   .toArray(StructField[]::new));
     }
+  }
+
+  private static StructField prune(StructField field, DataType type) {
+    return new StructField(field.name(), type, field.nullable(), field.metadata());
   }
 
   @Override
