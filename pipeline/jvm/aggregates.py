@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import SplitArrowError
-from .pruning import ShardStatistics, UnknownError, VersionStatistics
+from ..shards import partition_columns
+from .pruning import PartitionKeys, ShardStatistics, UnknownError, VersionStatistics
 
 Aggregate = Mapping[str, str]
 """``function``: ``min``, ``max``, ``count`` or ``rows``; ``column``, except for ``rows``."""
@@ -59,6 +60,23 @@ def _filter(
     if any(decision is None for _, decision in known):
         raise UnknownError
     return [shard for shard, decision in known if decision]
+
+
+def find_keys(statistics: VersionStatistics) -> PartitionKeys | None:
+    """Return the keys of the shards of a partitioned dataset; None if a shard may have several.
+
+    Floating-point numbers are no keys, because 0.0 equals -0.0.
+    """
+    names = partition_columns(statistics.source)
+    if not names or not set(names) <= {*statistics.target.names}:
+        return None
+    if any(pa.types.is_floating(statistics.target.field(name).type) for name in names):
+        return None
+    try:
+        shards = statistics.read(names)
+        return [find_key(statistics, each, names) if each.rows else None for each in shards]
+    except (UnknownError, SplitArrowError):
+        return None
 
 
 def find_key(

@@ -20,7 +20,7 @@ from ..reader import dataset_schema
 from ..shards import partition_columns
 from ..types import check_readable, spark_schema
 from . import MEMORY_LIMIT
-from .aggregates import compute_aggregates
+from .aggregates import compute_aggregates, find_keys
 from .pruning import (
     ShardStatistics,
     VersionStatistics,
@@ -154,10 +154,14 @@ def _plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict
     chosen = _select(manifest, values)
     sizes = [shard.nbytes for shard in manifest.shards]
     shards_per_task = options.count("shards_per_partition")
-    tasks = [chosen] if limit is not None else divide(chosen, sizes, shards_per_task, values)
+    keys = None
+    if values["keyed"] and limit is None:
+        keys = find_keys(_make_statistics(manifest))
+    tasks = [chosen] if limit is not None else divide(chosen, sizes, shards_per_task, values, keys)
     return {
         "partitions": [[shards[index] for index in task] for task in tasks],
         "limit": -1 if limit is None else limit,
+        "keys": None if keys is None else [keys[task[0]] for task in tasks],
     }
 
 

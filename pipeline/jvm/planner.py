@@ -36,7 +36,7 @@ from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, shard_ordinals
 from ..shards import partition_columns
 from ..types import check_readable
 from . import MEMORY_LIMIT
-from .aggregates import compute_aggregates
+from .aggregates import compute_aggregates, find_keys
 from .folder import answer_folder, find_folder
 from .pruning import (
     ShardStatistics,
@@ -322,14 +322,16 @@ def _plan(question: _Question) -> dict[str, Any]:
     """Divide the shards of one version among tasks, with tickets for all of their replicas."""
     limit = question.options.count("limit", minimum=0)
     shards_per_task = question.options.count("shards_per_partition")
-    filter, chosen = question.filter, None
+    filter, chosen, keys = question.filter, None, None
     runtime = question.values.get("runtime", ())
     if has_no_value(runtime):
         return {"partitions": []}
-    if filter or runtime or question.values.get("top"):
+    if filter or runtime or question.values.get("top") or question.values.get("keyed"):
         whole = question.describe()
         filter = push_runtime(runtime, filter, whole.info.schema)
         chosen = _select(question, whole, filter)
+        if question.values.get("keyed") and limit is None:
+            keys = find_keys(_make_statistics(question, whole))
     maps_files = question.maps_files()
     if maps_files:
         filter = None  # Spark evaluates it
@@ -355,12 +357,15 @@ def _plan(question: _Question) -> dict[str, Any]:
         chosen = list(range(len(shards)))
     sizes = [endpoint.nbytes for endpoint in merged.info.endpoints]
     tasks = (
-        [chosen] if limit is not None else divide(chosen, sizes, shards_per_task, question.values)
+        [chosen]
+        if limit is not None
+        else divide(chosen, sizes, shards_per_task, question.values, keys)
     )
     return {
         "partitions": [[shards[index] for index in task] for task in tasks],
         "limit": -1 if limit is None else limit,
         "filter": filter,
+        "keys": None if keys is None else [keys[task[0]] for task in tasks],
     }
 
 

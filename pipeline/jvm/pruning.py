@@ -183,6 +183,11 @@ class VersionStatistics:
             raise UnknownError from None
 
 
+PartitionKeys = Sequence[tuple[Any, ...] | None]
+"""For each shard, the only value of each column by which a dataset is partitioned; None if it has
+no rows."""
+
+
 def simple_schema(schema: st.StructType) -> pa.Schema:
     """Return the columns that have an order, with the types that Spark gives them."""
     simple = (st.AtomicType, st.NumericType)
@@ -202,8 +207,20 @@ def divide(
     sizes: Sequence[int | None],
     shards_per_task: int | None,
     values: Mapping[str, Any],
+    keys: PartitionKeys | None = None,
 ) -> list[list[int]]:
-    """Divide chosen shards among tasks, by the settings of a request; see `pack_shards`."""
+    """Divide chosen shards among tasks, by the settings of a request; see `pack_shards`.
+
+    With keys, the shards of a task have the same key, and shards without rows have no task.
+    """
     settings = [values[name] for name in ("parallelism", "max_bytes", "open_bytes")]
-    packed = pack_shards([sizes[index] for index in chosen], shards_per_task, *settings)
-    return [[chosen[position] for position in task] for task in packed]
+    groups: dict[Any, list[int]] = {}
+    for index in chosen:
+        key = None if keys is None else keys[index]
+        if keys is None or key is not None:
+            groups.setdefault(key, []).append(index)
+    return [
+        [members[position] for position in task]
+        for members in groups.values()
+        for task in pack_shards([sizes[index] for index in members], shards_per_task, *settings)
+    ]

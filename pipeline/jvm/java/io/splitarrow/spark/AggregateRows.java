@@ -4,6 +4,7 @@ import java.math.BigDecimal;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
+import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.execution.vectorized.ConstantColumnVector;
 import org.apache.spark.sql.types.ByteType;
@@ -30,6 +31,13 @@ final class AggregateRows implements PartitionReader<ColumnarBatch> {
   AggregateRows(StructType schema, List<ArrayList<String>> rows) {
     this.schema = schema;
     this.rows = rows.iterator();
+  }
+
+  /** Returns values in Spark's internal form as a row. */
+  static InternalRow toRow(StructType schema, ArrayList<String> values) {
+    AggregateRows rows = new AggregateRows(schema, List.of(values));
+    rows.next();
+    return rows.get().getRow(0).copy();
   }
 
   private static ColumnVector column(DataType type, String value) {

@@ -85,14 +85,17 @@ record Aggregates(
       if (!answer.isArray()) {
         return null;
       }
-      for (JsonNode row : answer) {
-        ArrayList<String> values = new ArrayList<>();
-        row.forEach(value -> values.add(value.asText(null)));
-        rows.add(values);
-      }
+      answer.forEach(row -> rows.add(values(row)));
     }
     List<String> names = Arrays.stream(functions).map(Object::toString).toList();
     return new Aggregates(names, List.copyOf(groups), schema, rows);
+  }
+
+  /** Returns the texts of a JSON array, in which null stays null. */
+  static ArrayList<String> values(JsonNode array) {
+    ArrayList<String> values = new ArrayList<>();
+    array.forEach(value -> values.add(value.asText(null)));
+    return values;
   }
 
   /** Returns the type of a column; null if its values have another order than their bytes. */

@@ -25,6 +25,9 @@ record ColumnarReaders(ReadTask task) implements PartitionReaderFactory {
     if (partition instanceof AggregatePartition aggregates) {
       return new AggregateRows(task.schema(), aggregates.rows());
     }
+    if (partition instanceof KeyedPartition keyed) {
+      return new PartitionColumns(task, keyed.shards());
+    }
     return partition instanceof CountPartition count
         ? PartitionColumns.counted(count)
         : new PartitionColumns(task, (ShardPartition) partition);

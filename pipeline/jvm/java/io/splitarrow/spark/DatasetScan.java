@@ -14,6 +14,8 @@ import java.util.OptionalLong;
 import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import org.apache.spark.SparkContext;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.connector.expressions.Expression;
 import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
@@ -23,8 +25,12 @@ import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsReportPartitioning;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.connector.read.SupportsRuntimeV2Filtering;
+import org.apache.spark.sql.connector.read.partitioning.KeyGroupedPartitioning;
+import org.apache.spark.sql.connector.read.partitioning.Partitioning;
+import org.apache.spark.sql.connector.read.partitioning.UnknownPartitioning;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.DataType;
@@ -35,7 +41,8 @@ import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
 /** The read of one query: which columns and rows of a version, and from which servers. */
-final class DatasetScan implements SupportsReportStatistics, SupportsRuntimeV2Filtering {
+final class DatasetScan
+    implements SupportsReportStatistics, SupportsReportPartitioning, SupportsRuntimeV2Filtering {
   private static final int MAX_VALUES = 100_000;
 
   private final Described dataset;
@@ -100,7 +107,7 @@ final class DatasetScan implements SupportsReportStatistics, SupportsRuntimeV2Fi
     }
     return Arrays.stream(schema.fields())
         .filter(field -> isFilterable(field.dataType()))
-        .map(field -> Expressions.column("`" + field.name().replace("`", "``") + "`"))
+        .map(field -> Expressions.column(Catalog.quote(field.name())))
         .toArray(NamedReference[]::new);
   }
 
@@ -156,6 +163,33 @@ final class DatasetScan implements SupportsReportStatistics, SupportsRuntimeV2Fi
     return description();
   }
 
+  /** Reports the columns of which each partition has one value, if Spark joins by partitions. */
+  @Override
+  public Partitioning outputPartitioning() {
+    if (!isKeyed()) {
+      return new UnknownPartitioning(0);
+    }
+    InputPartition[] found = plan(List.of());
+    if (found.length == 0 || !(found[0] instanceof KeyedPartition)) {
+      return new UnknownPartitioning(found.length);
+    }
+    Expression[] keys =
+        dataset.partitionBy().stream()
+            .map(name -> Expressions.identity(Catalog.quote(name)))
+            .toArray(Expression[]::new);
+    return new KeyGroupedPartitioning(keys, found.length);
+  }
+
+  private boolean isKeyed() {
+    return SQLConf.get().v2BucketingEnabled()
+        && dataset.pushdown()
+        && !dataset.partitionBy().isEmpty()
+        && Arrays.asList(schema.fieldNames()).containsAll(dataset.partitionBy())
+        && limit < 0
+        && top == null
+        && aggregates == null;
+  }
+
   private synchronized InputPartition[] plan(List<Predicate> runtime) {
     return partitions.computeIfAbsent(runtime, this::request);
   }
@@ -178,6 +212,7 @@ final class DatasetScan implements SupportsReportStatistics, SupportsRuntimeV2Fi
         found.add(PredicateJson.encode(predicate));
       }
     }
+    request.put("keyed", isKeyed());
     SQLConf conf = SQLConf.get();
     request.put("max_bytes", conf.filesMaxPartitionBytes());
     request.put("open_bytes", conf.filesOpenCostInBytes());
@@ -185,6 +220,7 @@ final class DatasetScan implements SupportsReportStatistics, SupportsRuntimeV2Fi
     JsonNode answer = Planner.call(dataset.python(), request);
     long total = answer.path("limit").asLong(-1);
     String applied = answer.path("filter").asText(null);
+    JsonNode keys = answer.path("keys"); // of each task, if its rows have one
     List<InputPartition> tasks = new ArrayList<>();
     for (JsonNode part : answer.get("partitions")) {
       List<Shard> shards = new ArrayList<>();
@@ -204,9 +240,17 @@ final class DatasetScan implements SupportsReportStatistics, SupportsRuntimeV2Fi
       } catch (IOException error) {
         throw new IllegalStateException("the planner answered with a malformed ticket");
       }
-      tasks.add(new ShardPartition(shards, applied, smaller(total, limit)));
+      ShardPartition task = new ShardPartition(shards, applied, smaller(total, limit));
+      tasks.add(
+          keys.isArray() ? new KeyedPartition(task, key(keys.get(tasks.size()))) : task);
     }
     return tasks.toArray(InputPartition[]::new);
+  }
+
+  private InternalRow key(JsonNode values) {
+    StructField[] fields =
+        dataset.partitionBy().stream().map(schema::apply).toArray(StructField[]::new);
+    return AggregateRows.toRow(new StructType(fields), Aggregates.values(values));
   }
 
   /** Returns how many tasks of a read have something to do, as for files. */
