@@ -299,10 +299,13 @@ def _aggregate(question: _Question) -> dict[str, Any]:
 def _estimate(question: _Question) -> dict[str, Any]:
     """Return the rows and the bytes of the shards that may have rows of a query."""
     whole = question.describe()
-    chosen = [whole.info.endpoints[index] for index in _select(question, whole, question.filter)]
+    statistics = _make_statistics(question, whole)
+    chosen = statistics.select(question.filter, read_order(question.values))
+    endpoints = whole.info.endpoints
+    shards = endpoints if chosen is None else [endpoints[index] for index in chosen]
     return {
-        "rows": _sum(endpoint.rows for endpoint in chosen),
-        "bytes": _sum(endpoint.nbytes for endpoint in chosen),
+        "rows": _sum(endpoint.rows for endpoint in shards),
+        "bytes": _sum(endpoint.nbytes for endpoint in shards),
     }
 
 
@@ -310,12 +313,6 @@ def _sum(numbers: Iterable[int | None]) -> int:
     """Return the sum; -1 if one of the numbers is unknown."""
     known = list(numbers)
     return -1 if None in known else sum(filter(None, known))
-
-
-def _select(question: _Question, whole: MergedDataset, filter: str | None) -> list[int]:
-    """Return the positions of the shards that may have rows of a query."""
-    chosen = _make_statistics(question, whole).select(filter, read_order(question.values))
-    return list(range(len(whole.replicas))) if chosen is None else chosen
 
 
 def _plan(question: _Question) -> dict[str, Any]:
@@ -329,9 +326,10 @@ def _plan(question: _Question) -> dict[str, Any]:
     if filter or runtime or question.values.get("top") or question.values.get("keyed"):
         whole = question.describe()
         filter = push_runtime(runtime, filter, whole.info.schema)
-        chosen = _select(question, whole, filter)
+        statistics = _make_statistics(question, whole)
+        chosen = statistics.select(filter, read_order(question.values))
         if question.values.get("keyed") and limit is None:
-            keys = find_keys(_make_statistics(question, whole))
+            keys = find_keys(statistics)
     maps_files = question.maps_files()
     if maps_files:
         filter = None  # Spark evaluates it

@@ -215,6 +215,7 @@ def test_a_filter_that_selects_whole_shards_needs_no_rows(
         assert ("PushedAggregates" in plan_of(query)) == is_pushed
         expected = plain.where(condition).groupBy(*keys).agg(*map(sf.expr, QUERIES))
         assert rows_of(query) == rows_of(expected)
+    assert pushed.where(condition).count() == plain.where(condition).count()
 
 
 def test_a_dataset_without_rows_has_no_group(spark, tmp_path, serve):

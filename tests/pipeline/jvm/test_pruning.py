@@ -7,15 +7,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as hs
 from pyspark.sql import functions as sf
 
 from helpers.publication import publish
 from splitarrow.pipeline.jvm.pruning import Order, ShardStatistics, VersionStatistics
+from splitarrow.pipeline.spark_versions import VERSION
 from splitarrow.publication.column_ranges import RangeTracker
 from splitarrow.publication.version_store import VersionStore
 
+LINE = tuple(int(part) for part in VERSION.split(".")[:2])
 SCHEMA = pa.schema([("n", pa.float64()), ("s", pa.string())])
 NUMBERS = hs.none() | hs.sampled_from([-0.0, 0.0, 1.0, 2.5, float("inf"), float("nan")])
 TEXTS = hs.none() | hs.sampled_from(["", "a", "b", "\U0001f600", "\uffff", "x" * 65])
@@ -44,6 +46,9 @@ def sort_key(value: Any, order: Order) -> Any:
 @given(
     hs.lists(hs.lists(hs.tuples(NUMBERS, TEXTS), max_size=4), max_size=5),
     hs.builds(Order, hs.sampled_from(["n", "s"]), hs.booleans(), hs.booleans(), hs.integers(1, 8)),
+)
+@example(
+    [[(0.0, None), (2.5, None)], [(0.0, None)] * 2, [(1.0, None)]], Order("n", False, False, 4)
 )
 def test_each_of_the_first_rows_is_in_a_chosen_shard(shards, order):
     statistics = VersionStatistics(SCHEMA, SCHEMA, lambda columns: [describe(s) for s in shards])
@@ -131,6 +136,21 @@ def test_first_rows_after_a_filter_are_not_pushed(load):
     top = load().where("id > 1500").select("id").orderBy("id").limit(2)
     assert [row.id for row in top.collect()] == [1501, 1502]
     assert "PushedTopN" not in plan_of(top)
+
+
+@pytest.mark.skipif(LINE < (4, 0), reason="Spark 3.5 has no collations")
+def test_what_compares_with_a_collation_is_read(load):
+    frame, plain = load(), load(pushdown="false")
+    for query in (
+        "select max(word collate utf8_lcase) from {f} where word collate utf8_lcase > 'W3'",
+        "select word collate utf8_lcase as w, count(*) from {f} group by 1 order by 1",
+        "select id from {f} order by word collate utf8_lcase desc, id limit 3",
+        "select word from {f} where word collate utf8_lcase in ('W1', 'W2') group by word",
+    ):
+        found, expected = (
+            [str(row) for row in f.sparkSession.sql(query, f=f).collect()] for f in (frame, plain)
+        )
+        assert sorted(found) == sorted(expected), query
 
 
 def test_a_filter_selects_shards(load):

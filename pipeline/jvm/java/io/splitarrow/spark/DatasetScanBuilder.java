@@ -107,7 +107,7 @@ final class DatasetScanBuilder
   /** A shard is left out if its rows cannot be among the first ones. Spark sorts the others. */
   @Override
   public boolean pushTopN(SortOrder[] orders, int rows) {
-    if (!dataset.pushdown() || filter != null || isAggregated) {
+    if (!dataset.pushdown() || !isFilterExact || filter != null || isAggregated) {
       return false;
     }
     top = TopRows.of(dataset, orders, rows);
