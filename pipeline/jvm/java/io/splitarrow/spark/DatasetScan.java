@@ -185,9 +185,14 @@ final class DatasetScan
         && dataset.pushdown()
         && !dataset.partitionBy().isEmpty()
         && Arrays.asList(schema.fieldNames()).containsAll(dataset.partitionBy())
+        && dataset.partitionBy().stream().allMatch(this::isComparable)
         && limit < 0
         && top == null
         && aggregates == null;
+  }
+
+  private boolean isComparable(String column) {
+    return Aggregates.comparable(dataset, column) != null;
   }
 
   private synchronized InputPartition[] plan(List<Predicate> runtime) {
@@ -198,7 +203,8 @@ final class DatasetScan
     if (aggregates != null) {
       return new InputPartition[] {new AggregatePartition(aggregates.rows())};
     }
-    if (schema.isEmpty() && filter == null && runtime.isEmpty() && dataset.rows() >= 0 && dataset.pushdown()) {
+    boolean isWhole = filter == null && runtime.isEmpty();
+    if (schema.isEmpty() && isWhole && dataset.rows() >= 0 && dataset.pushdown()) {
       long rows = limit < 0 ? dataset.rows() : Math.min(limit, dataset.rows());
       return new InputPartition[] {new CountPartition(rows)};
     }
