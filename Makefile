@@ -148,7 +148,8 @@ $(VENV)/deploy-tools: $(VENV)/installed-test $(UV)
 # Those of `test-spark` are run for each version of Spark by itself.
 .PHONY: test-slow
 test-slow: $(VENV)/deploy-tools ## run the slow tests: Spark, S3, benchmarks, deployment
-	@$(BIN)/pytest $(PARALLEL) -m "slow and not long" --ignore tests/pipeline/test_spark_versions.py $(ARGS)
+	@$(BIN)/pytest $(PARALLEL) -m "slow and not long" --ignore tests/pipeline/test_spark_versions.py \
+	    --ignore tests/pipeline/test_spark_connect.py $(ARGS)
 
 # Tests of the loaders' benchmark draw its plot.
 # pip prefers a build for processors alone (2.13.0+cpu) to the large one with CUDA, if an index or
@@ -246,11 +247,13 @@ SPARK_ENV := $(VENV)/spark-$(SPARK)
 .PHONY: test-spark
 test-spark: $(UV) ## run the tests of another version of Spark; SPARK=3.5
 	@$(UV) venv --quiet --allow-existing --python 3.11 $(SPARK_ENV)
-	@$(UV) pip install --quiet --python $(SPARK_ENV)/bin/python --editable . 'pyspark==$(SPARK).*' \
+	@$(UV) pip install --quiet --python $(SPARK_ENV)/bin/python --editable . 'pyspark[connect]==$(SPARK).*' \
 	    'pandas>=2.2,<3' hypothesis 'pytest>=9.1,<9.2' \
-	    pytest-asyncio pytest-benchmark pytest-timeout pytest-xdist trustme
+	    pytest-asyncio pytest-benchmark pytest-timeout pytest-xdist trustme psutil
 	@$(SPARK_ENV)/bin/python -m pytest -m slow \
-	    tests/pipeline/test_spark_versions.py tests/pipeline/test_catalog.py $(ARGS)
+	    tests/pipeline/test_spark_versions.py tests/pipeline/test_catalog.py \
+	    tests/pipeline/test_jvm_streaming.py tests/pipeline/test_spark_connect.py \
+	    tests/pipeline/test_cluster.py::test_killed_executors_daemons_and_drivers_leave_nothing $(ARGS)
 
 .PHONY: format
 format: $(VENV)/installed-test ## sort imports, fix what ruff can fix, format

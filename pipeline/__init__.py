@@ -34,11 +34,11 @@ whose Python workers run the tasks::
   is killed or runs twice leaves nothing behind that a reader could see.
 - The job identifier makes a commit idempotent: a dataset has at most one version per job.
 - A read uses one version, which the driver chooses. A repeated task reads the same rows again.
-- `DatasetStreamReader` plans each micro-batch in the same way. Spark stores its offsets.
+- Each micro-batch of a stream is planned in the same way. Spark stores its `stream_offsets`.
 - The data source exists twice under one name, in Python and in Java (`jvm/`), and Spark prefers
   Java. That one reads the data plane by itself. The module `plan` runs in a process beside the
-  driver's JVM, and speaks with the control plane for it. It leaves writes and streams, and reads
-  that it cannot do, to the one in Python.
+  driver's JVM, and speaks with the control plane for it. It leaves writes, and reads that it
+  cannot do, to the one in Python.
 """
 
 from __future__ import annotations

@@ -12,7 +12,14 @@ from pyspark.sql import types as st
 from ..publication.version_store import VersionStore
 from .filters import combine_filters, parse_option, translate_filter
 from .options import SparkOptions
-from .reader import ReadTask, RemoteDataset, plan_read, read_batches, shard_ordinals
+from .reader import (
+    ReadTask,
+    RemoteDataset,
+    plan_read,
+    read_batches,
+    refuse_stream_options,
+    shard_ordinals,
+)
 from .shards import WriteJob
 from .types import arrow_schema, check_readable
 from .workers import Portable, one_line_errors
@@ -42,6 +49,7 @@ class DatasetReader(Portable, ds.DataSourceReader):
 
     def __init__(self, options: SparkOptions, schema: st.StructType, version: str | None) -> None:
         check_readable(schema)
+        refuse_stream_options(options)
         self._dataset = RemoteDataset.from_options(options)
         self._schema = arrow_schema(schema)
         self._version = options.text("version") or version

@@ -11,13 +11,14 @@ from pyspark.sql import types as st
 from ..errors import UsageError
 from .batch_queries import DatasetReader, ShardWriter
 from .options import SparkOptions
-from .reader import READ_OPTIONS, READERS, RemoteDataset, dataset_schema
+from .reader import READERS, RemoteDataset, dataset_schema, read_options
 from .streaming_queries import (
     STREAM_WRITE_OPTIONS,
     DatasetStreamReader,
     StreamShardWriter,
     require_stream_writer,
 )
+from .types import check_exportable
 from .workers import Portable, one_line_errors
 from .writer import WRITE_OPTIONS, plan_write
 
@@ -64,14 +65,16 @@ class SplitArrowDataSource(Portable, ds.DataSource):
     @one_line_errors
     def writer(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceWriter:
         """Return the writer of a DataFrame."""
+        check_exportable(schema)
         return ShardWriter(plan_write(SparkOptions(self.options, WRITE_OPTIONS), schema), overwrite)
 
     @one_line_errors
     def streamWriter(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceStreamWriter:
         """Return the writer of a streaming query."""
         require_stream_writer()
+        check_exportable(schema)
         plan = plan_write(SparkOptions(self.options, STREAM_WRITE_OPTIONS), schema)
         return StreamShardWriter(plan, overwrite)
 
     def _read_options(self) -> SparkOptions:
-        return SparkOptions(self.options, READ_OPTIONS)
+        return read_options(self.options)

@@ -24,6 +24,7 @@ from ..filters.literals import kind_of
 from ..filters.tree import Call, Column, Literal, combine, make_literal
 from ..formats.nested_fields import choose_fields, extend_schema
 from ..protocol.request import MAX_FILTER_CHARS
+from .types import compares_as_stored
 
 _OPERATORS = {
     "EqualTo": "=",
@@ -120,7 +121,10 @@ def _translate(operator: str, path: tuple[str, ...], value: Any, schema: pa.Sche
     `value` is a sequence for ``IN``, and unused for ``IS_NULL`` and ``IS_NOT_NULL``.
     """
     column = Column(".".join(path))
-    data_type = _find_type(path, schema)
+    field = _find_field(path, schema)
+    data_type = field.type
+    if operator not in ("IS_NULL", "IS_NOT_NULL") and not _compares_as_stored(path, field, schema):
+        raise _UnsupportedFilterError("Spark compares its values in another way")
     match operator:
         case "IS_NULL":
             tree = Call("is null", (column,))
@@ -153,14 +157,21 @@ def _translate(operator: str, path: tuple[str, ...], value: Any, schema: pa.Sche
     return tree
 
 
-def _find_type(path: tuple[str, ...], schema: pa.Schema) -> Any:
-    """Return the type of a column or of a field of a struct."""
+def _compares_as_stored(path: tuple[str, ...], field: pa.Field[Any], schema: pa.Schema) -> bool:
+    index = schema.get_field_index(path[0])
+    if index < 0:
+        return compares_as_stored(field)  # the option columns names a field of a struct
+    return compares_as_stored(schema.field(index), path[1:])
+
+
+def _find_field(path: tuple[str, ...], schema: pa.Schema) -> pa.Field[Any]:
+    """Return a column, or a field of a struct as a column."""
     name = ".".join(path)
     extended = _extend(schema, name)
     found = extended.get_all_field_indices(name)
     if len(found) != 1 or any("." in part for part in path):
         raise _UnsupportedFilterError("it does not refer to exactly one column")
-    return extended.field(found[0]).type
+    return extended.field(found[0])
 
 
 def _extend(schema: pa.Schema, name: str) -> pa.Schema:

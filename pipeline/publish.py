@@ -20,24 +20,27 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
 from ..client.cluster.publication import ShardProgress
 from ..errors import DatasetError, UsageError
 from ..publication.layout import format_data_folder
-from ..publication.table_formats import find_format, refuse_table
+from ..publication.table_formats import find_format, list_parents, refuse_table
 from ..publication.version_store import VersionStore
 from ..transport.tls_options import TlsOptions
 from .dictionaries import dictionary_columns
 from .folder_publication import publish_folder
+from .options import SparkOptions
 from .spark_errors import translate_errors
 from .spark_session import BATCH_BYTES, BATCH_ROWS, DEFAULTS
-from .spark_versions import DATE_AND_TIME_TYPES, collect_batches
+from .spark_versions import DATE_AND_TIME_TYPES, collect_batches, find_condition, is_remote
+from .writer import WRITE_OPTIONS, write_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -66,9 +69,9 @@ def read_source(spark: SparkSession, source: str, format: str | None = None) -> 
     if format == "table":
         frame = spark.table(source)
         if _FILES_AS_TABLE.match(source):
-            _SourceFolders(spark).check_files(frame)
+            _open_folders(spark).check_files(frame)
         return frame
-    folders = _SourceFolders(spark)
+    folders = _open_folders(spark)
     folders.check(source)
     format = format or detect_format(source)
     reader = spark.read.option("mode", "FAILFAST")
@@ -128,6 +131,55 @@ class _SourceFolders:
         return not suffix or any(
             status.getPath().getName().endswith(suffix) for status in files.listStatus(path)
         )
+
+
+class _RemoteFolders:
+    """The same over Spark Connect, where only queries reach the file systems of the server."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._checked: set[str] = set()
+
+    def check(self, source: str) -> None:
+        """Check a file or folder. `check_files` checks the rest, and what matches a pattern."""
+        if not _GLOB_CHARACTERS.search(source):
+            self._check(source.rstrip("/"))
+
+    def check_files(self, frame: DataFrame) -> None:
+        """Check the folders of the files of a frame, and those above."""
+        for file in frame.inputFiles():
+            url = urlsplit(file)
+            for name in list_parents(unquote(url.path).strip("/")):
+                if "=" not in name.rpartition("/")[2]:
+                    self._check(f"{url.scheme}://{url.netloc}/{name}".rstrip("/"))
+
+    def _check(self, folder: str) -> None:
+        if folder in self._checked:
+            return
+        self._checked.add(folder)
+        format = find_format(partial(self._has_files, folder))
+        if format is not None:
+            raise refuse_table(folder.removeprefix("file://"), format)
+
+    def _has_files(self, root: str, folder: str, suffix: str) -> bool:
+        path = _GLOB_CHARACTERS.sub(r"\\\g<0>", f"{root}/{folder}")
+        if suffix:
+            path += f"/*{suffix}"
+        reader = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+        try:
+            return bool(reader.load(path).schema)
+        except AnalysisException as error:
+            if find_condition(error) != "PATH_NOT_FOUND":
+                raise
+            return False
+
+
+_GLOB_CHARACTERS = re.compile(r"[\\\[\]{}*?]")
+"""The characters of a path that have a meaning in a pattern of Hadoop."""
+
+
+def _open_folders(spark: SparkSession) -> _SourceFolders | _RemoteFolders:
+    return _RemoteFolders(spark) if is_remote(spark) else _SourceFolders(spark)
 
 
 def detect_format(source: str) -> str:
@@ -472,6 +524,10 @@ def _write(
         "job_id": job_id,
     }
     given = {name: str(value) for name, value in options.items() if value is not None}
+    if is_remote(frame.sparkSession):
+        settings = SparkOptions({"path": location, **given}, WRITE_OPTIONS)
+        write_frame(frame, settings, overwrite=overwrite)
+        return
     writer = frame.write.format("splitarrow").mode("overwrite" if overwrite else "append")
     writer.options(**given).save(location)
 

@@ -25,7 +25,7 @@ from ..protocol.request import Request
 from ..transport.tls_options import TlsOptions
 from .casting import Caster
 from .options import TLS_OPTIONS, SparkOptions
-from .types import arrow_schema, check_readable, spark_schema
+from .types import arrow_schema, check_readable, importable_schema
 from .workers import Portable, check_workers, use_worker_python
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ READ_ARGUMENTS: ReadArguments = {
 
 Several tasks of an executor read at the same time, so each has a smaller window than a client.
 """
+STREAM_OPTIONS = ("startingversion", "maxshardspertrigger", "maxbytespertrigger")
+"""The options of ``spark.readStream`` alone, which the reader in the JVM supports."""
 READ_OPTIONS = (
     "uri",
     "dataset",
@@ -59,13 +61,40 @@ READ_OPTIONS = (
     "reader",
     "memory_limit",
     "folder",
+    *STREAM_OPTIONS,
 )
-"""The options of ``spark.read``. ``path``, the argument of ``load(...)``, means ``dataset``.
+"""The options of ``spark.read`` and ``spark.readStream``. ``path``, the argument of ``load(...)``,
+means ``dataset``.
 
-The last three are those of the reader in the JVM.
+`read_options` adds ``versionAsOf``, another name of ``version``. The last ones, from
+``memory_limit`` on, are those of the reader in the JVM.
 """
 READERS = ("auto", "jvm", "python")
 """The values of the option ``reader``."""
+
+
+def read_options(
+    values: Mapping[str, str], supported: Iterable[str] = READ_OPTIONS
+) -> SparkOptions:
+    """Return the options of a read, in which ``versionAsOf`` means ``version``.
+
+    Raises `UsageError` if the two differ, if ``timestampAsOf`` is set, or as `SparkOptions` does.
+    """
+    options = {name.lower(): value for name, value in values.items()}
+    if options.pop("timestampasof", None):
+        raise UsageError(
+            "splitarrow finds versions by their number; use the option 'versionAsOf' instead of "
+            "'timestampAsOf'"
+        )
+    number = options.pop("versionasof", None)
+    if number:
+        version = options.setdefault("version", number) or number
+        if version != number:
+            raise UsageError(
+                f"the option 'version' is {version!r}, but 'versionAsOf' is {number!r}; set one"
+            )
+        options["version"] = number
+    return SparkOptions(options, supported)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +210,13 @@ def plan_read(
     return [ReadTask(info.version, tuple(shards[index] for index in task)) for task in packed]
 
 
+def refuse_stream_options(options: SparkOptions) -> None:
+    """Raise `UsageError` if the options of a batch query contain one of streams alone."""
+    for name in STREAM_OPTIONS:
+        if options.text(name):
+            raise UsageError(f"the option {name!r} is for spark.readStream only")
+
+
 def shard_ordinals(info: DatasetInfo) -> list[int]:
     """Return the ordinals of a dataset's shards, which are by default their positions."""
     return [
@@ -229,23 +265,31 @@ def slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def dataset_schema(info: DatasetInfo, columns: Sequence[str] | None = None) -> st.StructType:
-    """Return the Spark schema of some columns of a dataset, in order, or of all.
+    """Return the Spark schema of some columns of a dataset, as the source in Python reads them.
 
-    Raises `UsageError` if the dataset has no such column, and `InvalidDataError` if Spark cannot
-    hold the type of a column.
+    Raises the errors of `select_columns`, and `InvalidDataError` if Spark cannot hold the type of
+    a column.
     """
-    schema = info.schema
-    if columns is not None:
-        try:
-            schema = select_schema(schema, columns)
-        except UsageError as error:
-            raise UsageError(f"dataset {info.name!r} has {error.message}") from None
-    return spark_schema(schema)
+    return importable_schema(select_columns(info, columns))
+
+
+def select_columns(info: DatasetInfo, columns: Sequence[str] | None) -> pa.Schema:
+    """Return the Arrow schema of some columns of a dataset, in order, or of all.
+
+    Raises `UsageError` if the dataset has no such column.
+    """
+    if columns is None:
+        return info.schema
+    try:
+        return select_schema(info.schema, columns)
+    except UsageError as error:
+        raise UsageError(f"dataset {info.name!r} has {error.message}") from None
 
 
 _NOT_OPTIONS_OF_READ = {
     *("columns", "filter", "limit"),  # arguments of `read`
     *("folder", "memory_limit", "path", "pushdown", "reader"),  # without meaning for it
+    *STREAM_OPTIONS,
 }
 
 
@@ -297,7 +341,7 @@ def read(
     """
     uris = uri if isinstance(uri, str) else ",".join(uri)
     values = {"uri": uris, "dataset": dataset, **{name: str(v) for name, v in options.items()}}
-    settings = SparkOptions(
+    settings = read_options(
         values, [name for name in READ_OPTIONS if name not in _NOT_OPTIONS_OF_READ]
     )
     remote = RemoteDataset.from_options(settings)

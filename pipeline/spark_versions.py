@@ -14,7 +14,7 @@ from ..errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 try:
     from pyspark.sql.datasource import WriterCommitMessage
@@ -43,6 +43,8 @@ GeometryType: Any = getattr(_types, "GeometryType", Absent)
 """The type of geometries: from 4.1 on."""
 GeographyType: Any = getattr(_types, "GeographyType", Absent)
 """The type of geographies: from 4.1 on."""
+CalendarIntervalType: Any = getattr(_types, "CalendarIntervalType", Absent)
+"""The type of intervals of months, days and microseconds: from 4.0 on."""
 DATE_AND_TIME_TYPES: tuple[Any, ...] = (
     st.DateType,
     st.TimestampType,
@@ -79,11 +81,9 @@ def to_arrow_type(data_type: st.DataType) -> pa.DataType:
     return _to_arrow_type(data_type, **_ZONE_ARGUMENTS)
 
 
-def find_collation(data_type: st.StringType) -> str | None:
-    """Return the collation of a string type; None if it compares bytes."""
-    string_type: Any = data_type
-    is_binary = getattr(string_type, "isUTF8BinaryCollation", None)
-    return None if is_binary is None or is_binary() else string_type.collation
+def is_remote(spark: SparkSession) -> bool:
+    """Return whether a session is one of Spark Connect, without a JVM in this process."""
+    return not hasattr(spark, "_jsparkSession")
 
 
 def find_condition(error: PySparkException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -13,14 +12,14 @@ from pyspark import TaskContext
 from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 
-from ..client.rpc.info import DatasetInfo
-from ..errors import DatasetError, UsageError, remote_error
+from ..errors import DatasetError, UsageError
 from ..publication.version_store import VersionStore
 from .batch_queries import ReadPartition
 from .options import SparkOptions
-from .reader import RemoteDataset, plan_read, read_batches, shard_ordinals
+from .reader import STREAM_OPTIONS, RemoteDataset, plan_read, read_batches
 from .shards import WriteJob, collect_shards
 from .spark_versions import VERSION
+from .stream_offsets import INITIAL_OFFSET, Offset, end_offset, find_new_shards
 from .types import arrow_schema, check_readable
 from .workers import Portable, one_line_errors
 from .writer import WRITE_OPTIONS, StagedShards, stage_task
@@ -31,13 +30,6 @@ except ImportError:  # before Spark 4.2, which fixes the last offset by itself
     _streaming = None
 _TriggerAvailableNow: Any = getattr(_streaming, "SupportsTriggerAvailableNow", object)
 _StreamArrowWriter: Any = getattr(ds, "DataSourceStreamArrowWriter", object)
-
-Offset = dict[str, Any]
-"""The keys ``shards`` (count), ``digest`` (of these shards, hex) and ``version``.
-
-Checkpoints contain offsets as JSON.
-"""
-_INITIAL_OFFSET: Offset = {"shards": 0, "digest": "", "version": ""}
 
 
 class DatasetStreamReader(Portable, ds.DataSourceStreamReader, _TriggerAvailableNow):
@@ -52,6 +44,9 @@ class DatasetStreamReader(Portable, ds.DataSourceStreamReader, _TriggerAvailable
         for name in ("limit", "filter", "version"):
             if options.text(name):
                 raise UsageError(f"a streaming read does not support the option {name!r}")
+        for name in STREAM_OPTIONS:
+            if options.text(name):
+                raise UsageError(f"only the reader in the JVM supports the option {name!r}")
         self._dataset = RemoteDataset.from_options(options)
         self._schema = arrow_schema(schema)
         self._shards_per_task = options.count("shards_per_partition")
@@ -64,7 +59,7 @@ class DatasetStreamReader(Portable, ds.DataSourceStreamReader, _TriggerAvailable
 
     def initialOffset(self) -> Offset:
         """Return the offset before the first row."""
-        return _INITIAL_OFFSET
+        return INITIAL_OFFSET
 
     @one_line_errors
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
@@ -84,19 +79,7 @@ class DatasetStreamReader(Portable, ds.DataSourceStreamReader, _TriggerAvailable
         """
         if start["digest"] == end["digest"] and start["shards"] == end["shards"]:
             return []
-        info = self._dataset.info()
-        if not has_prefix(info, end):
-            info = self._dataset.info(end["version"])
-        if not has_prefix(info, end):
-            raise remote_error(
-                "FAILED_PRECONDITION",
-                f"dataset {info.name!r} was overwritten before the query read its version "
-                f"{end['version']}; start the query again with a new checkpoint",
-                stream=info.name,
-            )
-        shards = shard_ordinals(info)[: end["shards"]]
-        if has_prefix(info, start):
-            shards = shards[start["shards"] :]
+        info, shards = find_new_shards(self._dataset.info, start, end)
         return [
             ReadPartition(task) for task in plan_read(info, shards, self._shards_per_task, None)
         ]
@@ -104,34 +87,6 @@ class DatasetStreamReader(Portable, ds.DataSourceStreamReader, _TriggerAvailable
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
         return read_batches(self._dataset, partition.value, None, self._schema)
-
-
-def end_offset(info: DatasetInfo) -> Offset:
-    """Return the offset after the last row of a version."""
-    shards = len(info.endpoints)
-    return {"shards": shards, "digest": _shards_digest(info, shards), "version": info.version}
-
-
-def has_prefix(info: DatasetInfo, offset: Offset) -> bool:
-    """Return whether a version begins with the shards that an offset covers."""
-    shards: int = offset["shards"]
-    if not shards:
-        return True
-    return shards <= len(info.endpoints) and _shards_digest(info, shards) == offset["digest"]
-
-
-def _shards_digest(info: DatasetInfo, shards: int) -> str:
-    """Return a digest of the first `shards` shards of a version, or an empty string for 0."""
-    if not shards:
-        return ""
-    digest = hashlib.sha256()
-    for endpoint in info.endpoints[:shards]:
-        if not endpoint.sha256:
-            raise UsageError(
-                f"dataset {info.name!r} is not a published dataset; a streaming read needs versions"
-            )
-        digest.update(endpoint.sha256.encode())
-    return digest.hexdigest()
 
 
 STREAM_WRITE_OPTIONS = (*(name for name in WRITE_OPTIONS if name != "job_id"), "checkpointlocation")

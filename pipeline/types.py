@@ -6,7 +6,7 @@ Arrow type to a Spark type that can hold all of its values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,16 +21,17 @@ from ..formats.parquet.variant.arrow_fields import variant_field
 from .spark_versions import (
     VERSION,
     Absent,
+    CalendarIntervalType,
     GeographyType,
     GeometryType,
     TimeType,
     VariantType,
-    find_collation,
     is_geography,
     is_geometry,
     is_variant,
     to_arrow_type,
 )
+from .stored_types import TYPE_KEY, mark_type, nullable_type, restore_type
 
 _MAX_DECIMAL_DIGITS = 38
 _VARIANT_EXTENSIONS = ("arrow.parquet.variant", "parquet.variant")
@@ -65,9 +66,72 @@ _PRIMITIVES: dict[Any, Callable[[], st.DataType]] = {
 def spark_schema(schema: pa.Schema) -> st.StructType:
     """Return the Spark schema for an Arrow schema. All columns are nullable.
 
+    A column that Spark has written has the type that it had there, if its metadata names it.
+
     Raises `InvalidDataError` if Spark cannot hold a column. The message names the column.
     """
+    return st.StructType([st.StructField(field.name, column_type(field)) for field in schema])
+
+
+def column_type(field: pa.Field[Any]) -> st.DataType:
+    """Return the Spark type of a column: the one that its metadata names, or `spark_type`."""
+    return restore_type(field, spark_type(field.type, field.name))
+
+
+def stored_schema(schema: pa.Schema) -> st.StructType:
+    """Return the Spark schema for an Arrow schema, whatever the metadata of the columns names."""
     return st.StructType([st.StructField(f.name, spark_type(f.type, f.name)) for f in schema])
+
+
+def importable_schema(schema: pa.Schema) -> st.StructType:
+    """Return `spark_schema`, but with the types of `stored_schema` where PySpark needs them.
+
+    A data source in Python cannot return some types, such as ``interval year to month``.
+    """
+    stored = stored_schema(schema)
+    pairs = zip(spark_schema(schema), stored, strict=True)
+    return st.StructType([one if is_importable(one.dataType) else other for one, other in pairs])
+
+
+def is_importable(data_type: st.DataType) -> bool:
+    """Return whether a data source in Python can return values of a type."""
+    match data_type:
+        case st.StructType():
+            return all(is_importable(field.dataType) for field in data_type)
+        case st.ArrayType():
+            return is_importable(data_type.elementType)
+        case st.MapType():
+            return is_importable(data_type.keyType) and is_importable(data_type.valueType)
+        case _:
+            return not isinstance(data_type, _NOT_IMPORTABLE)
+
+
+_NOT_IMPORTABLE: tuple[Any, ...] = (
+    st.YearMonthIntervalType,
+    CalendarIntervalType,
+    GeometryType,
+    GeographyType,
+)
+
+
+def compares_as_stored(column: pa.Field[Any], path: Sequence[str] = ()) -> bool:
+    """Return whether Spark compares the values of a column as those of its Arrow type.
+
+    It does not if the column has another type in Spark, such as a string with a collation. `path`
+    names a field of the column.
+    """
+    if TYPE_KEY not in (column.metadata or {}):
+        return True
+    try:
+        stored = spark_type(column.type, column.name)
+    except InvalidDataError:
+        return False
+    restored = restore_type(column, stored)
+    for name in path:
+        if not isinstance(restored, st.StructType) or not isinstance(stored, st.StructType):
+            return False
+        restored, stored = restored[name].dataType, stored[name].dataType
+    return restored == stored
 
 
 def spark_type(arrow_type: Any, column: str) -> st.DataType:
@@ -98,6 +162,8 @@ def spark_type(arrow_type: Any, column: str) -> st.DataType:
         return _require(TimeType, "TIME", column)(_SECOND_DIGITS[arrow_type.unit])
     elif at.is_duration(arrow_type):
         return st.DayTimeIntervalType()
+    elif at.is_interval(arrow_type):
+        return _require(CalendarIntervalType, "INTERVAL", column)()
     elif at.is_map(arrow_type):
         key = spark_type(arrow_type.key_type, f"{column}.key")
         return st.MapType(key, spark_type(arrow_type.item_type, f"{column}.value"))
@@ -158,23 +224,13 @@ def _type_name(arrow_type: Any) -> str:
 def arrow_schema(schema: st.StructType) -> pa.Schema:
     """Return the Arrow schema in which Spark and Python exchange rows of a Spark schema.
 
-    All fields are nullable, because nullability in Spark depends on the query, not on the data.
+    All fields are nullable, because nullability in Spark depends on the query, not on the data. A
+    year-month interval is its number of months, as in the rows of Spark.
 
-    Raises `InvalidDataError` if Spark cannot export a column as Arrow data, or would lose its
-    collation. The message names the column.
+    Raises `InvalidDataError` if Spark cannot export a column as Arrow data. The message names the
+    column.
     """
-    fields: list[Any] = []
-    for field in schema.fields:
-        _check_collations(field.dataType, field.name)
-        try:
-            arrow_type = to_arrow_type(_nullable(field.dataType))
-        except PySparkException:
-            raise InvalidDataError(
-                f"column {field.name!r}: Spark cannot export the type "
-                f"{field.dataType.simpleString()} as Arrow data; cast it to another type"
-            ) from None
-        fields.append(pa.field(field.name, arrow_type))
-    return pa.schema(fields)
+    return pa.schema([_field(field, to_arrow_type) for field in schema.fields])
 
 
 def sink_schema(schema: st.StructType) -> pa.Schema:
@@ -182,28 +238,41 @@ def sink_schema(schema: st.StructType) -> pa.Schema:
 
     It is that of `arrow_schema`, but a geometry or geography is binary, in WKB, and the metadata of
     its field names the extension ``geoarrow.wkb``. That of a VARIANT names
-    ``arrow.parquet.variant``.
+    ``arrow.parquet.variant``. Where the Arrow type means another type to Spark, the metadata of the
+    column has the type that Spark had.
 
     Raises `InvalidDataError` as `arrow_schema` does; also if each value of a geospatial column has
     its own SRID.
     """
-    arrow = arrow_schema(schema)
-    for index, field in enumerate(schema.fields):
-        data_type: Any = field.dataType
-        if isinstance(data_type, VariantType):
-            arrow = arrow.set(index, variant_field(field.name))
-        if not isinstance(data_type, (GeometryType, GeographyType)):
-            continue
-        if data_type.srid < 0:
-            raise InvalidDataError(
-                f"column {field.name!r} has values of any SRID, which Arrow has no place for; "
-                f"use ST_SetSRID({field.name}, …), or write ST_AsBinary of the column"
-            )
+    return pa.schema([_published_field(field) for field in schema.fields])
+
+
+def _published_field(field: st.StructField) -> pa.Field[Any]:
+    data_type: Any = field.dataType
+    if isinstance(data_type, VariantType):
+        return variant_field(field.name)
+    published = _field(field, lambda leaf: _published_leaf(leaf, field.name))
+    if isinstance(data_type, (GeometryType, GeographyType)):
         kind = Kind.GEOMETRY if isinstance(data_type, GeometryType) else Kind.GEOGRAPHY
         logical = LogicalType(kind, crs=_find_crs(data_type))
         metadata: Any = extension_metadata(logical, {})
-        arrow = arrow.set(index, pa.field(field.name, pa.binary(), metadata=metadata))
-    return arrow
+        published = published.with_metadata(metadata)
+    try:
+        read = spark_type(published.type, field.name)
+    except InvalidDataError:  # a struct with duplicate names, for one
+        return published
+    return mark_type(published, nullable_type(data_type), read)
+
+
+def _published_leaf(data_type: Any, column: str) -> pa.DataType:
+    if not isinstance(data_type, (GeometryType, GeographyType)):
+        return to_arrow_type(data_type)
+    if data_type.srid < 0:
+        raise InvalidDataError(
+            f"column {column!r} has values of any SRID, which Arrow has no place for; "
+            f"use ST_SetSRID({column}, …), or write ST_AsBinary of the column"
+        )
+    return pa.binary()
 
 
 def _find_crs(data_type: Any) -> str:
@@ -212,43 +281,39 @@ def _find_crs(data_type: Any) -> str:
     return text.lower() if text.startswith("SRID:") else text
 
 
-def _check_collations(data_type: st.DataType, column: str) -> None:
-    """Raise `InvalidDataError` for a string with a collation, which Arrow data does not have."""
-    match data_type:
-        case st.StringType():
-            if collation := find_collation(data_type):
-                raise InvalidDataError(
-                    f"column {column!r}: Arrow data does not have the collation "
-                    f"{collation}; cast the column: "
-                    f"cast({column} collate UTF8_BINARY as string)"
-                )
-        case st.StructType():
-            for field in data_type:
-                _check_collations(field.dataType, f"{column}.{field.name}")
-        case st.ArrayType():
-            _check_collations(data_type.elementType, f"{column}.element")
-        case st.MapType():
-            _check_collations(data_type.keyType, f"{column}.key")
-            _check_collations(data_type.valueType, f"{column}.value")
-        case _:
-            pass
+_Leaf = Callable[[Any], pa.DataType]
 
 
-def _nullable(data_type: st.DataType) -> st.DataType:
-    """Return a Spark type in which every nested field is nullable."""
+def _field(field: st.StructField, convert: _Leaf) -> pa.Field[Any]:
+    try:
+        return pa.field(field.name, _arrow_type(field.dataType, convert))
+    except PySparkException:
+        raise InvalidDataError(
+            f"column {field.name!r}: Spark cannot export the type "
+            f"{field.dataType.simpleString()} as Arrow data; cast it to another type"
+        ) from None
+
+
+def _arrow_type(data_type: st.DataType, convert: _Leaf) -> Any:
+    """Return the Arrow type of a Spark type, the leaves of which a function converts."""
     match data_type:
         case st.UserDefinedType():
-            return _nullable(data_type.sqlType())
+            return _arrow_type(data_type.sqlType(), convert)
         case st.StructType():
-            return st.StructType(
-                [st.StructField(field.name, _nullable(field.dataType)) for field in data_type]
+            return pa.struct(
+                [pa.field(f.name, _arrow_type(f.dataType, convert)) for f in data_type]
             )
         case st.ArrayType():
-            return st.ArrayType(_nullable(data_type.elementType))
+            return pa.list_(pa.field("element", _arrow_type(data_type.elementType, convert)))
         case st.MapType():
-            return st.MapType(_nullable(data_type.keyType), _nullable(data_type.valueType))
+            key: Any = pa.field("key", _arrow_type(data_type.keyType, convert), nullable=False)
+            value: Any = pa.field("value", _arrow_type(data_type.valueType, convert))
+            return pa.map_(key, value)
+        case st.YearMonthIntervalType():
+            return pa.int32()
         case _:
-            return data_type
+            is_calendar = isinstance(data_type, CalendarIntervalType)
+            return pa.month_day_nano_interval() if is_calendar else convert(data_type)
 
 
 def check_readable(schema: st.StructType) -> None:
@@ -256,10 +321,36 @@ def check_readable(schema: st.StructType) -> None:
 
     Raises `InvalidDataError` if Spark rejects a column. The message names the column.
     """
-    for field, arrow_field in zip(schema.fields, arrow_schema(schema), strict=True):
-        arrow_type = arrow_field.type
-        if at.is_struct(arrow_type) and (is_geometry(arrow_type) or is_geography(arrow_type)):
+    arrow_schema(schema)
+    for field in schema.fields:
+        if not is_importable(field.dataType):
             raise InvalidDataError(
                 f"column {field.name!r}: Spark cannot import the type "
-                f"{field.dataType.simpleString()} from Python; store ST_AsBinary of the column"
+                f"{field.dataType.simpleString()} from Python; use the reader in the JVM, or "
+                "name another type with schema(…)"
             )
+
+
+def check_exportable(schema: st.StructType) -> None:
+    """Check that PySpark passes all columns to a writer in Python.
+
+    Raises `InvalidDataError` if it does not. The message names the column.
+    """
+    for field in schema.fields:
+        if _has_months(field.dataType):
+            raise InvalidDataError(
+                f"column {field.name!r}: PySpark cannot export the type "
+                f"{field.dataType.simpleString()}; cast it to int"
+            )
+
+
+def _has_months(data_type: st.DataType) -> bool:
+    match data_type:
+        case st.StructType():
+            return any(_has_months(field.dataType) for field in data_type)
+        case st.ArrayType():
+            return _has_months(data_type.elementType)
+        case st.MapType():
+            return _has_months(data_type.keyType) or _has_months(data_type.valueType)
+        case _:
+            return isinstance(data_type, st.YearMonthIntervalType)

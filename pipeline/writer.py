@@ -1,14 +1,16 @@
 """Writing datasets: tasks stage shards, and the driver commits all of them as one version.
 
 The writers of the data source, in `batch_queries` and `streaming_queries`, call these functions.
+`write_frame` needs no data source.
 """
 
 from __future__ import annotations
 
+import pickle
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -19,7 +21,10 @@ from ..publication.version_store import VersionStore
 from .options import SparkOptions
 from .shards import TaskShards, WriteJob, collect_shards, format_attempt, write_shards
 from .spark_versions import WriterCommitMessage
-from .types import sink_schema
+from .types import check_exportable, sink_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 WRITE_OPTIONS = (
     "path",
@@ -93,3 +98,32 @@ def commit_shards(job: WriteJob, messages: Sequence[Any], overwrite: bool) -> No
     VersionStore(job.location).commit(
         job.job_id, job.shard_schema, collect_shards(messages), append=not overwrite
     )
+
+
+def write_frame(frame: DataFrame, options: SparkOptions, *, overwrite: bool) -> None:
+    """Write a DataFrame as ``df.write`` does, over Spark Connect.
+
+    Raises the errors of `plan_write`, and those of Spark.
+    """
+    check_exportable(frame.schema)
+    job = plan_write(options, frame.schema)
+    store = VersionStore(job.location)
+    store.create_staging(job.job_id)
+    try:
+        rows = frame.mapInArrow(_make_function(job), "message binary").collect()
+        commit_shards(job, [pickle.loads(row["message"]) for row in rows], overwrite)
+    except BaseException:
+        store.discard(job.job_id)
+        raise
+
+
+def _make_function(
+    job: WriteJob,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function for ``mapInArrow``. It is pickled by value, since it is nested."""
+
+    def stage(batches: Any) -> Any:
+        message = pickle.dumps(stage_task(job, iter(batches)))
+        yield pa.record_batch({"message": pa.array([message], pa.binary())})
+
+    return stage

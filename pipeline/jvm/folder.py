@@ -5,20 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...client.rpc.info import DatasetInfo
-from ...errors import SplitArrowError, UsageError
+from ...client.rpc.info import DatasetInfo, Endpoint
+from ...errors import UsageError
 from ...publication.manifest import Manifest
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
 from ..filters import has_no_value, push_predicates, push_runtime
 from ..options import SparkOptions, local_path
-from ..reader import dataset_schema
+from ..reader import refuse_stream_options, select_columns
 from ..shards import partition_columns
-from ..types import check_readable, spark_schema
+from ..types import spark_schema, stored_schema
 from . import MEMORY_LIMIT
 from .aggregates import compute_aggregates, find_keys
 from .pruning import (
@@ -28,6 +29,7 @@ from .pruning import (
     read_order,
     simple_schema,
 )
+from .streaming import find_batch, find_latest, start_stream
 
 
 def find_folder(options: SparkOptions) -> str | None:
@@ -77,18 +79,14 @@ def _describe(folder: str, values: Mapping[str, Any], options: SparkOptions) -> 
         folder, manifest.rows, manifest.nbytes, manifest.schema, "published dataset", number
     )
     names = options.names("columns")
-    schema = dataset_schema(info, names)
+    columns = select_columns(info, names)
     if names and set(names) - set(manifest.schema.names):
         raise UsageError("fields of structs need a daemon; name it in the option 'uri'")
-    problem = None
-    try:
-        check_readable(schema)
-    except SplitArrowError as error:
-        problem = error.message
     return {
         "dataset": folder,
-        "problem": problem,
-        "schema": schema.jsonValue(),
+        "problem": None,
+        "schema": spark_schema(columns).jsonValue(),
+        "stored_schema": stored_schema(columns).jsonValue(),
         "version": number,
         "rows": manifest.rows if limit is None else min(limit, manifest.rows),
         "bytes": manifest.nbytes,
@@ -137,9 +135,20 @@ def _estimate(folder: str, values: Mapping[str, Any], options: SparkOptions) -> 
 
 
 def _plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
-    store, manifest = _load(folder, values["version"])
+    refuse_stream_options(options)
+    return _plan_shards(folder, values["version"], None, values, options)
+
+
+def _plan_shards(
+    folder: str,
+    version: str | None,
+    selected: Set[int] | None,
+    values: Mapping[str, Any],
+    options: SparkOptions,
+) -> dict[str, Any]:
     if has_no_value(values["runtime"]):
         return {"partitions": []}
+    store, manifest = _load(folder, version)
     base = Path(store.location)
     shards = [
         {
@@ -151,7 +160,11 @@ def _plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict
         for shard in manifest.shards
     ]
     limit = options.count("limit", minimum=0)
-    chosen = _select(manifest, values)
+    chosen = [
+        index
+        for index in _select(manifest, values)
+        if selected is None or manifest.shards[index].ordinal in selected
+    ]
     sizes = [shard.nbytes for shard in manifest.shards]
     shards_per_task = options.count("shards_per_partition")
     keys = None
@@ -165,10 +178,46 @@ def _plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict
     }
 
 
+def _describe_shards(folder: str, version: str | None) -> DatasetInfo:
+    """Describe a version as a daemon does, as far as streams need it."""
+    _, manifest = _load(folder, version and version.partition("-")[0])
+    shards = tuple(
+        Endpoint(b"", (), ordinal=each.ordinal, nbytes=each.nbytes, sha256=each.sha256)
+        for each in manifest.shards
+    )
+    return DatasetInfo(
+        folder,
+        manifest.rows,
+        manifest.nbytes,
+        manifest.schema,
+        "published dataset",
+        str(manifest.version),
+        shards,
+        shards_total=len(shards),
+    )
+
+
+def _stream_start(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    del values
+    return start_stream(partial(_describe_shards, folder), options)
+
+
+def _stream_latest(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    return find_latest(partial(_describe_shards, folder), values, options)
+
+
+def _stream_plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    info, ordinals = find_batch(partial(_describe_shards, folder), values)
+    return _plan_shards(folder, info.version, ordinals, values, options)
+
+
 _OPERATIONS: dict[str, Callable[[str, Mapping[str, Any], SparkOptions], dict[str, Any]]] = {
     "describe": _describe,
     "push": _push,
     "aggregate": _aggregate,
     "estimate": _estimate,
     "plan": _plan,
+    "stream_start": _stream_start,
+    "stream_latest": _stream_latest,
+    "stream_plan": _stream_plan,
 }

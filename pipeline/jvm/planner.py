@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pyspark.sql import types as st
+import pyarrow as pa
 
 from ...client.cluster.client import ClusterClient
 from ...client.cluster.info import MergedDataset, ReplicaInfo
@@ -22,7 +22,7 @@ from ...client.connect import AnyClient
 from ...client.dataset.endpoints import TRANSIENT
 from ...client.dataset.requests import check_complete, pin_version
 from ...client.rpc.info import DatasetInfo, Endpoint, read_ranges
-from ...errors import DatasetError, SplitArrowError, UsageError
+from ...errors import DatasetError, UsageError
 from ...protocol.request import Request
 from ...protocol.uri import TCP_PORT, DataUri, Streams
 from ...publication.layout import format_shard_name
@@ -32,9 +32,15 @@ from ...publication.version_store import VersionStore
 from ...transport.tls_options import TlsOptions
 from ..filters import has_no_value, parse_option, push_predicates, push_runtime
 from ..options import SparkOptions
-from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, shard_ordinals
+from ..reader import (
+    RemoteDataset,
+    read_options,
+    refuse_stream_options,
+    select_columns,
+    shard_ordinals,
+)
 from ..shards import partition_columns
-from ..types import check_readable
+from ..types import spark_schema, stored_schema
 from . import MEMORY_LIMIT
 from .aggregates import compute_aggregates, find_keys
 from .folder import answer_folder, find_folder
@@ -46,6 +52,7 @@ from .pruning import (
     read_order,
     simple_schema,
 )
+from .streaming import find_batch, find_latest, start_stream
 
 if TYPE_CHECKING:
     from ...client.dataset.client import Client
@@ -121,11 +128,10 @@ class _Question:
         columns = tuple(self.values.get("columns") or ()) or None
         return Request(self.dataset.name, columns=columns, filter=filter, **selection)
 
-    def describe(self) -> MergedDataset:
-        """Return the version with all columns and rows."""
+    def describe(self, version: str | None) -> MergedDataset:
+        """Return a version with all columns and rows."""
         with self.dataset.connect() as client:
-            request = Request(self.dataset.name, version=self.text("version"))
-            return _describe_replicas(client, request)
+            return _describe_replicas(client, Request(self.dataset.name, version=version))
 
     def maps_files(self) -> bool:
         """Return whether the tasks may map files.
@@ -145,7 +151,7 @@ def answer(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises `SplitArrowError` if an option is wrong, or the control plane refuses.
     """
     settings = {name: text for name, text in values["options"].items() if text is not None}
-    options = SparkOptions(settings, READ_OPTIONS)
+    options = read_options(settings)
     folder = find_folder(options)
     if folder is not None:
         return answer_folder(folder, values, options)
@@ -172,7 +178,7 @@ def _describe(question: _Question) -> dict[str, Any]:
     limit = options.count("limit", minimum=0)
     options.count("shards_per_partition")
     info = dataset.info(options.text("version"))
-    schema = dataset_schema(info, options.names("columns"))
+    columns = select_columns(info, options.names("columns"))
     filter_text = options.text("filter")
     filtered = filter_text is not None
     if filter_text is not None:
@@ -182,8 +188,9 @@ def _describe(question: _Question) -> dict[str, Any]:
         rows = min(limit, rows)
     return {
         "dataset": dataset.name,
-        "problem": _find_problem(info, schema, dataset),
-        "schema": schema.jsonValue(),
+        "problem": _find_problem(info, columns, dataset),
+        "schema": spark_schema(columns).jsonValue(),
+        "stored_schema": stored_schema(columns).jsonValue(),
         "version": info.version,
         "rows": rows,
         "bytes": -1 if info.bytes is None else info.bytes,
@@ -195,15 +202,11 @@ def _describe(question: _Question) -> dict[str, Any]:
     }
 
 
-def _find_problem(info: DatasetInfo, schema: st.StructType, dataset: RemoteDataset) -> str | None:
+def _find_problem(info: DatasetInfo, schema: pa.Schema, dataset: RemoteDataset) -> str | None:
     """Return why the reader in the JVM cannot read a dataset; None if it can."""
     transport = dataset.arguments["transport"]
     if transport not in ("auto", *_TRANSPORTS):
         return f"the option transport is {transport!r}"
-    try:
-        check_readable(schema)
-    except SplitArrowError as error:
-        return error.message
     if len(set(schema.names)) < len(schema.names):
         return "two columns have the same name"
     if not schema.names:
@@ -240,7 +243,7 @@ def _push(question: _Question) -> dict[str, Any]:
 def _make_statistics(question: _Question, whole: MergedDataset) -> VersionStatistics:
     return VersionStatistics(
         whole.info.schema,
-        simple_schema(dataset_schema(whole.info, question.options.names("columns"))),
+        simple_schema(spark_schema(select_columns(whole.info, question.options.names("columns")))),
         lambda columns: _read_statistics(question.dataset, whole, columns),
     )
 
@@ -288,7 +291,7 @@ def _aggregate(question: _Question) -> dict[str, Any]:
     """Return the values of aggregates for each group, if the manifest has them."""
     values = question.values
     rows = compute_aggregates(
-        _make_statistics(question, question.describe()),
+        _make_statistics(question, question.describe(question.text("version"))),
         values["aggregates"],
         values.get("groups", ()),
         question.text("filter"),
@@ -298,7 +301,7 @@ def _aggregate(question: _Question) -> dict[str, Any]:
 
 def _estimate(question: _Question) -> dict[str, Any]:
     """Return the rows and the bytes of the shards that may have rows of a query."""
-    whole = question.describe()
+    whole = question.describe(question.text("version"))
     statistics = _make_statistics(question, whole)
     chosen = statistics.select(question.filter, read_order(question.values))
     endpoints = whole.info.endpoints
@@ -317,6 +320,14 @@ def _sum(numbers: Iterable[int | None]) -> int:
 
 def _plan(question: _Question) -> dict[str, Any]:
     """Divide the shards of one version among tasks, with tickets for all of their replicas."""
+    refuse_stream_options(question.options)
+    return _plan_shards(question, question.text("version"), None)
+
+
+def _plan_shards(
+    question: _Question, version: str | None, selected: Set[int] | None
+) -> dict[str, Any]:
+    """Divide the shards that have the selected ordinals among tasks; None selects all shards."""
     limit = question.options.count("limit", minimum=0)
     shards_per_task = question.options.count("shards_per_partition")
     filter, chosen, keys = question.filter, None, None
@@ -324,7 +335,7 @@ def _plan(question: _Question) -> dict[str, Any]:
     if has_no_value(runtime):
         return {"partitions": []}
     if filter or runtime or question.values.get("top") or question.values.get("keyed"):
-        whole = question.describe()
+        whole = question.describe(version)
         filter = push_runtime(runtime, filter, whole.info.schema)
         statistics = _make_statistics(question, whole)
         chosen = statistics.select(filter, read_order(question.values))
@@ -334,7 +345,7 @@ def _plan(question: _Question) -> dict[str, Any]:
     if maps_files:
         filter = None  # Spark evaluates it
     with question.dataset.connect() as client:
-        request = question.request(filter, version=question.text("version"))
+        request = question.request(filter, version=version)
         merged = _describe_replicas(client, request)
     ordinals = shard_ordinals(merged.info)
     files = _find_files(question, merged) if maps_files else None
@@ -353,6 +364,8 @@ def _plan(question: _Question) -> dict[str, Any]:
     ]
     if chosen is None:
         chosen = list(range(len(shards)))
+    if selected is not None:
+        chosen = [index for index in chosen if ordinals[index] in selected]
     sizes = [endpoint.nbytes for endpoint in merged.info.endpoints]
     tasks = (
         [chosen]
@@ -365,6 +378,24 @@ def _plan(question: _Question) -> dict[str, Any]:
         "filter": filter,
         "keys": None if keys is None else [keys[task[0]] for task in tasks],
     }
+
+
+def _stream_start(question: _Question) -> dict[str, Any]:
+    """Return the offset at which a streaming query begins."""
+    return start_stream(question.dataset.info, question.options)
+
+
+def _stream_latest(question: _Question) -> dict[str, Any]:
+    """Return the offset at which a micro-batch ends."""
+    return find_latest(question.dataset.info, question.values, question.options)
+
+
+def _stream_plan(question: _Question) -> dict[str, Any]:
+    """Divide the shards of a micro-batch among tasks."""
+    info, ordinals = find_batch(question.dataset.info, question.values)
+    if not ordinals:
+        return {"partitions": [], "limit": -1}
+    return _plan_shards(question, info.version, ordinals)
 
 
 def _find_files(question: _Question, merged: MergedDataset) -> LocalShards:
@@ -454,5 +485,8 @@ _OPERATIONS: dict[str, Callable[[_Question], dict[str, Any]]] = {
     "aggregate": _aggregate,
     "estimate": _estimate,
     "plan": _plan,
+    "stream_start": _stream_start,
+    "stream_latest": _stream_latest,
+    "stream_plan": _stream_plan,
     "renew": _renew,
 }

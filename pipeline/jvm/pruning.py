@@ -23,7 +23,7 @@ from ...publication.column_ranges import decode_bound, find_range
 from ...publication.manifest import ColumnRange
 from ..casting import CASTING_ERRORS, cast_array
 from ..reader import pack_shards
-from ..types import arrow_schema
+from ..types import arrow_schema, compares_as_stored
 
 _MAX_COMPARISONS = 1_000_000
 """Above this number of values in a filter times shards, a filter skips no shard."""
@@ -174,8 +174,9 @@ class VersionStatistics:
 
         Raises `UnknownError` if it is not known.
         """
-        value = decode_bound(bound, self.source.field(name).type)
-        if value is None or name not in self.target.names:
+        field = self.source.field(name)
+        value = decode_bound(bound, field.type)
+        if value is None or name not in self.target.names or not compares_as_stored(field):
             raise UnknownError
         try:
             return cast_array(pa.array([value], value.type), self.target.field(name).type)[0]

@@ -72,7 +72,7 @@ def _options(values: Mapping[str, Any]) -> SparkOptions:
     if "__clustering_columns" in given:
         raise UsageError("splitarrow does not cluster rows; use partitionBy instead of clusterBy")
     table = {name.lower(): text for name, text in values.get("table", {}).items()}
-    reading = {name for name in READ_OPTIONS if name not in _OPTIONS}
+    reading = {name for name in (*READ_OPTIONS, "versionasof") if name not in _OPTIONS}
     options = {name: text for name, text in table.items() if name not in reading} | given
     if "path" in options:
         options["path"] = local_path(options["path"])

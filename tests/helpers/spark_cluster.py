@@ -160,6 +160,18 @@ class SparkCluster:
         node = psutil.Process(self._nodes[worker].pid)
         return [child for child in node.children() if "CoarseGrained" in " ".join(_command(child))]
 
+    def processes_of_jobs(self) -> list[psutil.Process]:
+        """Return the drivers and executors, and what they started: all that work in the folder."""
+        nodes = {node.pid for node in self._nodes.values()}
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.pid in nodes or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if Path(process.cwd()).is_relative_to(self.folder):
+                    found.append(process)
+        return found
+
     def kill_worker(self, name: str) -> None:
         """Kill a worker alone; its executors notice by themselves."""
         self._nodes[name].kill()

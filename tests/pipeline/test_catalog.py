@@ -100,12 +100,19 @@ def test_a_catalog_needs_a_uri(spark: Any, sql: Sql) -> None:
         sql("SELECT * FROM nowhere.trips")
 
 
+def test_sql_selects_the_column_metadata(sql: Sql, catalog: str) -> None:
+    query = "SELECT _metadata.shard, count(*) FROM {} VERSION AS OF 1 GROUP BY 1 ORDER BY 1"
+    assert sql(query.format(f"{catalog}.trips")) == [(shard, 10) for shard in range(20)]
+    assert sql(f"SELECT DISTINCT _metadata.dataset FROM {catalog}.trips") == [("trips",)]
+
+
 @needs_session_tables
 def test_a_table_of_the_session_names_a_dataset(sql: Sql, server: Daemon) -> None:
     options = f"uri '{server.control_uri}', dataset 'trips', version '1'"
     sql(f"CREATE TABLE trips_of_a_daemon USING splitarrow OPTIONS ({options})")
     try:
         assert sql("SELECT count(*), sum(n) FROM trips_of_a_daemon") == [(200, 19900)]
+        assert sql("SELECT max(_metadata.shard) FROM trips_of_a_daemon") == [(19,)]
     finally:
         sql("DROP TABLE trips_of_a_daemon")
 

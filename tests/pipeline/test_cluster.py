@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import splitarrow
 from helpers.publication import read_version
 from helpers.spark_cluster import SparkCluster, kill_session, running_cluster
 from helpers.waiting import wait_until
@@ -235,7 +236,7 @@ def test_a_killed_executor_worker_or_daemon_loses_and_repeats_no_row(
 
     def running(name: str, executor: psutil.Process | None) -> bool:
         """Return whether a task of a round runs: one of an executor, if that is named."""
-        assert process.poll() is None, process.communicate()[1][-4000:]
+        assert process.poll() is None, "".join(process.communicate())[-4000:]
         for path in tmp_path.glob(f"{name}-*"):
             with suppress(psutil.Error, ValueError):
                 if executor is None or executor in psutil.Process(int(path.read_text())).parents():
@@ -268,3 +269,119 @@ def test_a_killed_executor_worker_or_daemon_loses_and_repeats_no_row(
     written = read_version(store, store.load()).sort_by("id")
     assert written["id"].to_pylist() == list(range(ROWS))
     assert written["s"].to_pylist() == [f"row {n}" for n in range(ROWS)]
+
+
+STREAMING_JOB = """
+    from splitarrow import pipeline
+    spark = SparkSession.builder.getOrCreate()
+    pipeline.register(spark)
+    uri, folder, sink = sys.argv[1:]
+    def hold(batch):
+        def hold(batches):
+            from pyspark import TaskContext
+            for rows in batches:
+                with open(f"{folder}/task-{batch}-{TaskContext.get().partitionId()}", "w") as file:
+                    file.write(str(os.getpid()))
+                while not os.path.exists(f"{folder}/go-{batch}"):
+                    time.sleep(0.05)
+                yield rows
+        return hold
+    def save(rows, batch):
+        held = rows.mapInArrow(hold(batch), rows.schema)
+        if sink == "dataset":
+            writer = held.write.format("splitarrow").option("job_id", f"batch-{batch}")
+            writer.mode("append").save(folder + "/out")
+        else:
+            held = held.where("s = concat('row ', id)").select("id")
+            with open(f"{folder}/ids-{batch}", "w") as file:
+                json.dump([row.id for row in held.collect()], file)
+    stream = spark.readStream.format("splitarrow").option("uri", uri)
+    stream = stream.options(maxShardsPerTrigger=2, shards_per_partition=1).load("rows")
+    stream = stream.writeStream.foreachBatch(save).trigger(availableNow=True)
+    stream.option("checkpointLocation", folder + "/checkpoint").start().awaitTermination()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sink", ["rows", "dataset"])
+def test_killed_executors_daemons_and_drivers_leave_nothing(
+    cluster: SparkCluster, daemons: list[Daemon], tmp_path: Path, sink: str
+) -> None:
+    script = write_script(tmp_path, STREAMING_JOB)
+
+    def start() -> Any:
+        return cluster.start_submit(
+            script,
+            ",".join(uris(daemons)),
+            str(tmp_path),
+            sink,
+            settings=WITH_PACKAGES,
+            environment=DRIVER,
+        )
+
+    def find_executors(batch: int) -> list[psutil.Process]:
+        """Return the executors whose tasks hold a micro-batch, once one of them does."""
+        assert process.poll() is None, "".join(process.communicate())[-4000:]
+        found = [cluster.executors(name) for name in ("a", "b")]
+        executors = [executor for each in found for executor in each]
+        holding: list[psutil.Process] = []
+        for path in tmp_path.glob(f"task-{batch}-*"):
+            with suppress(psutil.Error, ValueError):
+                parents = psutil.Process(int(path.read_text())).parents()
+                holding += [executor for executor in executors if executor in parents]
+        return holding
+
+    process = start()
+    try:
+        wait_until(lambda: find_executors(0), "the first micro-batch", PATIENCE)
+        find_executors(0)[0].kill()
+        (tmp_path / "go-0").touch()
+        wait_until(lambda: find_executors(1), "the second micro-batch", PATIENCE)
+        daemons[0].kill()
+        (tmp_path / "go-1").touch()
+        wait_until(lambda: find_executors(2), "the third micro-batch", PATIENCE)
+        kill_driver(process)
+        wait_until(lambda: not cluster.processes_of_jobs(), "the end of all processes", PATIENCE)
+        for batch in (2, 3):
+            (tmp_path / f"go-{batch}").touch()
+        kill_session(process)
+        process = start()
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, errors[-4000:]
+    finally:
+        kill_session(process)
+    wait_until(lambda: not cluster.processes_of_jobs(), "the end of all processes", PATIENCE)
+    with splitarrow.connect(daemons[1].control_uri) as client:
+        wait_until(lambda: not busy(client.status()["stats"]), "the end of all streams")
+    assert not list((cluster.folder / "tmp").glob("*splitarrow*"))
+    assert not list((tmp_path / "checkpoint").rglob("*.tmp"))
+    if sink == "rows":
+        batches = [json.loads((tmp_path / f"ids-{batch}").read_text()) for batch in range(4)]
+        assert sorted(n for batch in batches for n in batch) == list(range(ROWS))
+        return
+    store = VersionStore(tmp_path / "out")
+    assert store.list_versions() == [1, 2, 3, 4]
+    manifest: Any = store.load()
+    written = read_version(store, manifest).sort_by("id")
+    assert written["id"].to_pylist() == list(range(ROWS))
+    assert written["s"].to_pylist() == [f"row {n}" for n in range(ROWS)]
+    files = {
+        str(path.relative_to(tmp_path / "out"))
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file() and path.suffix != ".json"
+    }
+    assert files == {shard.path for shard in manifest.shards}
+
+
+def busy(stats: dict[str, Any]) -> list[str]:
+    """Return what a daemon still holds for readers."""
+    return [name for name in ("connections", "streams", "leases", "leased_bytes") if stats[name]]
+
+
+def kill_driver(process: Any) -> None:
+    """Kill the Java and Python of a driver. The planner must end by itself."""
+    for candidate in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            planner = "splitarrow.pipeline.plan" in candidate.cmdline()
+            if os.getsid(candidate.pid) == process.pid and not planner:
+                candidate.kill()

@@ -16,7 +16,7 @@ from splitarrow.pipeline.reader import (
     shard_ordinals,
     slice_batch,
 )
-from splitarrow.pipeline.streaming_queries import end_offset, has_prefix
+from splitarrow.pipeline.stream_offsets import end_offset, has_prefix
 
 
 def make_info(*checksums: str, ordinals: tuple[int, ...] | None = None) -> DatasetInfo:

@@ -8,6 +8,7 @@ import signal
 import struct
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -189,13 +190,23 @@ def failing_frame(spark, failure, marks, *, times):
                     (marks / str(before)).touch()
                     if failure == "kill":
                         os.kill(os.getpid(), signal.SIGKILL)
-                    raise ValueError("this task fails")
+                    if failure == "raise":
+                        raise ValueError("this task fails")
+                    kill_writers(jvm)
 
+    jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
     frame = spark.range(0, ROWS, numPartitions=2)
     return frame.mapInArrow(rows, frame.schema)
 
 
-@pytest.mark.parametrize("failure", ["raise", "kill"])
+def kill_writers(jvm):
+    """Kill the processes that make shards of the rows of a JVM."""
+    for process in psutil.Process(jvm).children():
+        if "splitarrow.pipeline.plan" in process.cmdline():
+            process.kill()
+
+
+@pytest.mark.parametrize("failure", ["raise", "kill", "kill the writer"])
 def test_a_task_that_fails_is_repeated_without_duplicate_rows(spark, tmp_path, failure):
     (marks := tmp_path / "marks").mkdir()
     write(failing_frame(spark, failure, marks, times=2), tmp_path / "set", rows_per_shard=100)
@@ -209,7 +220,7 @@ def test_a_task_that_fails_is_repeated_without_duplicate_rows(spark, tmp_path, f
     assert list((tmp_path / "set" / "_splitarrow" / "staging").iterdir()) == []
 
 
-@pytest.mark.parametrize("failure", ["raise", "kill"])
+@pytest.mark.parametrize("failure", ["raise", "kill", "kill the writer"])
 def test_a_job_that_fails_changes_nothing(spark, tmp_path, failure):
     (marks := tmp_path / "marks").mkdir()
     write(make_frame(spark, 10).select("id"), tmp_path / "set")

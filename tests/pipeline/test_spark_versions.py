@@ -16,7 +16,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 
 from helpers.files import write_file, write_shards
+from helpers.publication import publish as publish_tables
 from helpers.publication import read_version
+from helpers.spark_types import make_frame, show_rows, type_names, write, write_months
 from splitarrow import errors
 from splitarrow.pipeline import read, register
 from splitarrow.pipeline.publish import PublishJob, publish
@@ -60,7 +62,11 @@ def uri(tmp_path, serve):
     trips = write_shards(tmp_path / "trips", [make_table(0), make_table(ROWS)])[0].parent
     names = pa.table({"payment": ["card", "cash"], "name": ["Card", "Cash"]})
     times = pa.table({"t": pa.array([1], pa.time64("us"))})
+    versions = VersionStore(str(tmp_path / "versions"))
+    for count in (1, 2):
+        publish_tables(versions, f"job-{count}", pa.table({"n": range(count)}))
     datasets = {
+        "versions": tmp_path / "versions",
         "trips": trips,
         "names": write_file(tmp_path / "names.arrow", names),
         "types": write_file(tmp_path / "types.arrow", TYPES),
@@ -113,6 +119,52 @@ def test_aggregates(load):
     }
 
 
+@pytest.fixture(params=["tcp", "mapped", "folder"])
+def numbers(request, spark, tmp_path, serve):
+    """A published dataset of three shards with 1, 2 and 3 rows, read in one of three ways."""
+    path = str(tmp_path / "set")
+    store = VersionStore(path)
+    publish_tables(
+        store, "job", *(pa.table({"n": range(rows), "m": ["x"] * rows}) for rows in (1, 2, 3))
+    )
+    reader = spark.read.format("splitarrow")
+    if request.param == "folder":
+        return reader.load(path)
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    options = {"folder": path} if request.param == "mapped" else {}
+    return reader.options(uri=uri, **options).load("set")
+
+
+def test_the_column_metadata_states_where_rows_are_stored(numbers):
+    assert "_metadata" not in numbers.columns
+    groups = numbers.groupBy("_metadata.shard").count()
+    assert sorted(map(tuple, groups.collect())) == [(0, 1), (1, 2), (2, 3)]
+    rows = numbers.select("_metadata", "m", "n").where("n = 1 and _metadata.shard > 1").collect()
+    assert [row.n for row in rows] == [1]
+    found = rows[0]["_metadata"]
+    assert (found.shard, found.shard_rows) == (2, 3)
+    assert found.dataset.rpartition("/")[2] == "set"
+    assert found.version.partition("-")[0] == "1"
+    assert numbers.where("_metadata.shard < 2").count() == 3
+    assert numbers.select("_metadata.shard").limit(2).count() == 2
+    assert numbers.selectExpr("max(_metadata.shard)", "count(*)").collect() == [(2, 6)]
+    assert numbers.select("n").count() == 6
+
+
+def test_the_column_metadata_alone_needs_no_rows(numbers):
+    execution = numbers.select("_metadata.shard")._jdf.queryExecution()
+    assert execution.toRdd().count() == 6
+    metrics = execution.executedPlan().collectLeaves().head().metrics()
+    assert metrics.apply("numOutputRows").value() == 6
+    assert metrics.apply("bytesReceived").value() == metrics.apply("bytesMapped").value() == 0
+
+
+def test_a_column_of_the_same_name_hides_the_metadata(spark, tmp_path):
+    publish_tables(VersionStore(str(tmp_path / "set")), "job", pa.table({"_metadata": [7]}))
+    frame = spark.read.format("splitarrow").load(str(tmp_path / "set"))
+    assert frame.select("_metadata").collect() == [(7,)]
+
+
 def test_joins(load):
     joined = load().join(load("names"), "payment").groupBy("name").count()
     assert {row.name: row["count"] for row in joined.collect()} == {"Card": 200, "Cash": 200}
@@ -126,6 +178,37 @@ def test_types(load):
     assert (first.list_view, second.list_view) == ([1, 2], None)
     assert (first.struct.a, second.struct, first.map, second.map) == (1, None, {"k": 1}, {})
     assert (second.decimal, second.when) == (None, None)
+
+
+def test_all_types_return(spark, tmp_path):
+    frame = make_frame(spark)
+    write(frame, str(tmp_path / "set"))
+    read = spark.read.format("splitarrow").load(str(tmp_path / "set"))
+    assert type_names(read.schema) == type_names(frame.schema)
+    assert show_rows(read) == show_rows(frame)
+
+
+def test_months_return(spark, tmp_path):
+    write_months(str(tmp_path / "set"))
+    frame = spark.read.format("splitarrow").load(str(tmp_path / "set"))
+    assert type_names(frame.schema) == [
+        "interval year",
+        "interval year to month",
+        "array<interval year to month>",
+        "map<string,interval year>",
+        "struct<f:interval month>",
+    ]
+    names = [f"cast({name} as string)" for name in frame.columns]
+    assert [list(row) for row in frame.selectExpr(*names).collect()] == [
+        [
+            "INTERVAL '2' YEAR",
+            "INTERVAL '178956970-7' YEAR TO MONTH",
+            "[INTERVAL '-0-1' YEAR TO MONTH, null]",
+            "{k -> INTERVAL '-1' YEAR}",
+            "{INTERVAL '5' MONTH}",
+        ],
+        [None, "INTERVAL '-178956970-8' YEAR TO MONTH", None, "{}", "{null}"],
+    ]
 
 
 def test_a_type_that_spark_lacks_is_named(spark, uri):
@@ -178,10 +261,6 @@ def test_streams(spark, tmp_path, serve):
     publish(spark, PublishJob(str(write_parquet(tmp_path)), "in", [str(tmp_path)]))
     uri = serve({"in": tmp_path / "in"}).control_uri
     reader = spark.readStream.format("splitarrow").option("uri", uri)
-    if not HAS_PYTHON_SOURCES:
-        with pytest.raises(Exception, match="does not support streamed reading"):
-            reader.load("in").writeStream.format("noop").start()
-        return
 
     def run(writer: Any, name: str) -> Any:
         writer = writer.option("checkpointLocation", str(tmp_path / name))
@@ -279,6 +358,24 @@ def test_wrong_options_of_a_read_raise_one_sentence(load, options, message):
         load(options.pop("dataset", "trips"), **options).count()
     assert "Traceback" not in str(caught.value)
     assert "File " not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["version", "versionAsOf", "VERSIONASOF"])
+def test_a_version_is_read_as_of_its_number(load, name, uri):
+    assert load("versions", **{name: 1}).count() == 1
+    assert load("versions").count() == 2
+
+
+def test_options_as_of_that_contradict_raise_one_sentence(load):
+    wrong = {
+        "but 'versionAsOf' is '1'": {"version": "2", "versionAsOf": "1"},
+        "use the option 'versionAsOf'": {"timestampAsOf": "2026-01-01"},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(Exception, match=message) as caught:
+            load("versions", **options).count()
+        assert "Traceback" not in str(caught.value)
+    assert load("versions", version="1", versionAsOf="1").count() == 1
 
 
 def test_a_missing_folder_raises_one_sentence(spark, uri, tmp_path):

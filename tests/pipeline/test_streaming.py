@@ -29,12 +29,15 @@ def write(spark, tmp_path):
 
 @pytest.fixture
 def run_query(spark, tmp_path):
-    """Run the query until it has read the current version; return the ids of all runs."""
+    """Run the query until it has read the current version; return the ids of all runs.
+
+    The source in Python reads; `test_jvm_streaming` is about the reader in the JVM.
+    """
 
     def run_query(uri):
         query = (
             spark.readStream.format("splitarrow")
-            .option("uri", uri)
+            .options(uri=uri, reader="python")
             .load("set")
             .writeStream.format("parquet")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -80,7 +83,8 @@ def test_a_dataset_without_versions_is_an_error(spark, serve, tmp_path):
 @pytest.mark.parametrize("option", ["limit", "filter", "version"])
 def test_options_of_batch_reads_are_errors(spark, serve, tmp_path, option):
     path = write_file(tmp_path / "one.arrow", pa.table({"id": [1]}))
-    reader = spark.readStream.format("splitarrow").option("uri", serve({"one": path}).control_uri)
+    uri = serve({"one": path}).control_uri
+    reader = spark.readStream.format("splitarrow").options(uri=uri, reader="python")
     stream = reader.schema("id bigint").option(option, "1").load("one")
     with pytest.raises(PySparkException, match=f"does not support the option '{option}'"):
         stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination(60)

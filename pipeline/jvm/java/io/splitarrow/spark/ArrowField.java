@@ -12,6 +12,7 @@ import org.apache.arrow.flatbuf.FixedSizeBinary;
 import org.apache.arrow.flatbuf.FixedSizeList;
 import org.apache.arrow.flatbuf.FloatingPoint;
 import org.apache.arrow.flatbuf.Int;
+import org.apache.arrow.flatbuf.Interval;
 import org.apache.arrow.flatbuf.KeyValue;
 import org.apache.arrow.flatbuf.Precision;
 import org.apache.arrow.flatbuf.Schema;
@@ -28,8 +29,8 @@ import org.apache.spark.sql.types.DataType;
  * @param typeId one of the constants of {@link Type}, or of those below
  * @param width the size of a value in bits or, for lists and binaries of fixed size, in elements
  * @param signed whether an integer is signed
- * @param unit the unit of a time as one of the constants of {@link TimeUnit}, or of a date; the
- *     mode of a union
+ * @param unit the unit of a time as one of the constants of {@link TimeUnit}, or of a date or an
+ *     interval; the mode of a union
  * @param extension the name of the extension type, or an empty string
  * @param dictionary the encoding of the values, or null
  */
@@ -126,6 +127,7 @@ record ArrowField(
       case Type.Time -> ((Time) field.type(new Time())).unit();
       case Type.Timestamp -> ((Timestamp) field.type(new Timestamp())).unit();
       case Type.Duration -> ((Duration) field.type(new Duration())).unit();
+      case Type.Interval -> ((Interval) field.type(new Interval())).unit();
       case Type.Union -> ((Union) field.type(new Union())).mode();
       default -> TimeUnit.SECOND;
     };

@@ -11,6 +11,7 @@ import io.splitarrow.spark.NestedColumns.Maps;
 import io.splitarrow.spark.NestedColumns.Structs;
 import java.util.List;
 import java.util.Map;
+import org.apache.arrow.flatbuf.IntervalUnit;
 import org.apache.arrow.flatbuf.Type;
 import org.apache.arrow.flatbuf.UnionMode;
 import org.apache.spark.sql.types.ArrayType;
@@ -38,11 +39,15 @@ final class ColumnDecoder {
    * Returns the next column.
    *
    * @param field the Arrow type of the column
-   * @param type the Spark type that {@code pipeline/types.py} maps it to
+   * @param type the Spark type that {@code pipeline/types.py} maps it to, or one whose values are
+   *     stored in the same way
    */
   Column decode(ArrowField field, DataType type) throws ReadFailure {
     if (field.dictionary() != null) {
       return decodeDictionary(field, type);
+    }
+    if (SpatialColumn.isSpatial(type) && field.typeId() != ArrowField.RUN_END_ENCODED) {
+      return new SpatialColumn(type, decode(field, DataTypes.BinaryType));
     }
     return switch (field.typeId()) {
       case Type.Null -> new NumberColumns.Nulls(type, buffers.nextNode().length());
@@ -139,6 +144,12 @@ final class ColumnDecoder {
           field.unit() == org.apache.arrow.flatbuf.TimeUnit.NANOSECOND
               ? scaled(type, header, values, 1, 1000)
               : scaled(type, header, values, POWERS[2 - field.unit()], 1);
+      case Type.Interval -> {
+        if (field.unit() != IntervalUnit.MONTH_DAY_NANO) {
+          throw unsupported(field, type);
+        }
+        yield new NumberColumns.Intervals(type, length, valid, nulls, values);
+      }
       case Type.FixedSizeBinary -> new Fixed(type, length, valid, nulls, values, field.width());
       default -> throw unsupported(field, type);
     };

@@ -25,11 +25,13 @@ record ColumnarReaders(ReadTask task) implements PartitionReaderFactory {
     if (partition instanceof AggregatePartition aggregates) {
       return new AggregateRows(task.schema(), aggregates.rows());
     }
-    if (partition instanceof KeyedPartition keyed) {
-      return new PartitionColumns(task, keyed.shards());
+    if (partition instanceof CountPartition count) {
+      return PartitionColumns.counted(count);
     }
-    return partition instanceof CountPartition count
-        ? PartitionColumns.counted(count)
-        : new PartitionColumns(task, (ShardPartition) partition);
+    ShardPartition shards =
+        partition instanceof KeyedPartition keyed ? keyed.shards() : (ShardPartition) partition;
+    return task.metadata() == null
+        ? new PartitionColumns(task, shards)
+        : task.metadata().read(task, shards);
   }
 }

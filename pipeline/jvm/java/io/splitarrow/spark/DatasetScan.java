@@ -11,7 +11,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.OptionalLong;
-import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import org.apache.spark.SparkContext;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -23,7 +22,6 @@ import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
-import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.Statistics;
 import org.apache.spark.sql.connector.read.SupportsReportPartitioning;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
@@ -47,38 +45,39 @@ final class DatasetScan
 
   private final Described dataset;
   private final StructType schema;
+  private final StructType metadata;
   private final String filter;
   private final List<Predicate> predicates;
   private final int limit;
   private final TopRows top;
   private final Aggregates aggregates;
-  private final Supplier<ScanBuilder> python;
   private final Map<List<Predicate>, InputPartition[]> partitions = new HashMap<>();
   private List<Predicate> runtime = List.of();
   private Statistics statistics;
+  private boolean isStream;
 
   DatasetScan(
       Described dataset,
       StructType schema,
+      StructType metadata,
       String filter,
       List<Predicate> predicates,
       int limit,
       TopRows top,
-      Aggregates aggregates,
-      Supplier<ScanBuilder> python) {
+      Aggregates aggregates) {
     this.dataset = dataset;
     this.schema = schema;
+    this.metadata = metadata;
     this.filter = filter;
     this.predicates = predicates;
     this.limit = limit;
     this.top = top;
     this.aggregates = aggregates;
-    this.python = python;
   }
 
   @Override
   public StructType readSchema() {
-    return schema;
+    return metadata == null ? schema : schema.add(RowMetadata.NAME, metadata);
   }
 
   @Override
@@ -127,7 +126,9 @@ final class DatasetScan
 
   @Override
   public MicroBatchStream toMicroBatchStream(String checkpoint) {
-    return python.get().build().toMicroBatchStream(checkpoint);
+    isStream = true;
+    statistics = null;
+    return new DatasetStream(this, dataset, checkpoint);
   }
 
   @Override
@@ -147,7 +148,7 @@ final class DatasetScan
     return "splitarrow "
         + dataset.dataset()
         + " ReadSchema: "
-        + schema.catalogString()
+        + readSchema().catalogString()
         + ", PushedFilters: "
         + filters
         + (limit < 0 ? "" : ", PushedLimit: " + limit)
@@ -186,6 +187,7 @@ final class DatasetScan
         && !dataset.partitionBy().isEmpty()
         && Arrays.asList(schema.fieldNames()).containsAll(dataset.partitionBy())
         && dataset.partitionBy().stream().allMatch(this::isComparable)
+        && !isStream
         && limit < 0
         && top == null
         && aggregates == null;
@@ -204,11 +206,15 @@ final class DatasetScan
       return new InputPartition[] {new AggregatePartition(aggregates.rows())};
     }
     boolean isWhole = filter == null && runtime.isEmpty();
-    if (schema.isEmpty() && isWhole && dataset.rows() >= 0 && dataset.pushdown()) {
+    if (readSchema().isEmpty() && isWhole && dataset.rows() >= 0 && dataset.pushdown()) {
       long rows = limit < 0 ? dataset.rows() : Math.min(limit, dataset.rows());
       return new InputPartition[] {new CountPartition(rows)};
     }
-    ObjectNode request = dataset.request("plan");
+    return planShards(dataset.request("plan"), runtime);
+  }
+
+  /** Returns the partitions of the shards that a request to the planner selects. */
+  InputPartition[] planShards(ObjectNode request, List<Predicate> runtime) {
     request.set("columns", Replica.toJson(List.of(requested().fieldNames())));
     request.put("filter", filter);
     request.set("top", top == null ? null : top.toJson());
@@ -295,13 +301,20 @@ final class DatasetScan
     return narrowest == null ? schema : new StructType(new StructField[] {narrowest});
   }
 
-  private PartitionReaderFactory createReaderFactory() {
+  PartitionReaderFactory createReaderFactory() {
     return new ColumnarReaders(
         new ReadTask(
             dataset.options(),
             dataset.dataset(),
             schema,
             requested(),
+            metadata == null
+                ? null
+                : new RowMetadata(
+                    metadata,
+                    dataset.dataset(),
+                    dataset.version(),
+                    schema.isEmpty() && filter == null),
             dataset.timeouts(),
             dataset.memoryLimit(),
             Interpreters.executor()));
@@ -316,6 +329,10 @@ final class DatasetScan
   }
 
   private Statistics estimate() {
+    if (isStream) {
+      // The micro-batches may be larger than the version that the query was loaded with.
+      return new Estimate(OptionalLong.empty(), OptionalLong.empty());
+    }
     if (aggregates != null) {
       long rows = aggregates.rows().size();
       return new Estimate(OptionalLong.of(8 * Math.max(1, rows)), OptionalLong.of(rows));
@@ -340,6 +357,7 @@ final class DatasetScan
         && dataset.version().equals(scan.dataset.version())
         && !dataset.version().isEmpty()
         && schema.equals(scan.schema)
+        && Objects.equals(metadata, scan.metadata)
         && Objects.equals(filter, scan.filter)
         && limit == scan.limit
         && Objects.equals(top, scan.top)

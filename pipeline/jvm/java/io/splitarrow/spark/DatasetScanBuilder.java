@@ -6,7 +6,6 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import java.util.function.Supplier;
 import org.apache.spark.sql.connector.expressions.SortOrder;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
@@ -30,8 +29,8 @@ final class DatasetScanBuilder
         SupportsPushDownTopN,
         SupportsPushDownAggregates {
   private final Described dataset;
-  private final Supplier<ScanBuilder> python;
   private StructType schema;
+  private StructType metadata;
   private Predicate[] pushed = {};
   private String filter;
   private boolean isFilterExact = true;
@@ -40,10 +39,9 @@ final class DatasetScanBuilder
   private Aggregates aggregates;
   private boolean isAggregated;
 
-  DatasetScanBuilder(Described dataset, StructType schema, Supplier<ScanBuilder> python) {
+  DatasetScanBuilder(Described dataset, StructType schema) {
     this.dataset = dataset;
     this.schema = schema;
-    this.python = python;
   }
 
   /**
@@ -56,9 +54,14 @@ final class DatasetScanBuilder
   public void pruneColumns(StructType required) {
     if (!isAggregated) {
       StructType columns = schema;
+      List<String> known = List.of(columns.fieldNames());
+      if (!known.contains(RowMetadata.NAME)) {
+        metadata = RowMetadata.find(required);
+      }
       schema =
           new StructType(
               Arrays.stream(required.fields())
+                  .filter(field -> known.contains(field.name()))
                   .map(field -> prune(columns.apply(field.name()), field.dataType()))
                   .toArray(StructField[]::new));
     }
@@ -144,11 +147,11 @@ final class DatasetScanBuilder
     return new DatasetScan(
         dataset,
         schema,
+        metadata,
         filter,
         Arrays.asList(pushed),
         limit,
         top,
-        isAggregated ? aggregates : null,
-        python);
+        isAggregated ? aggregates : null);
   }
 }

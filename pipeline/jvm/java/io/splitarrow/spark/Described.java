@@ -50,7 +50,7 @@ record Described(
         python,
         answer.path("dataset").asText(),
         problem,
-        problem == null ? (StructType) DataType.fromJson(answer.get("schema").toString()) : null,
+        problem == null ? schema(answer) : null,
         answer.path("version").asText(""),
         answer.path("rows").asLong(-1),
         answer.path("bytes").asLong(-1),
@@ -66,6 +66,15 @@ record Described(
     List<String> texts = new ArrayList<>();
     array.forEach(text -> texts.add(text.asText()));
     return texts;
+  }
+
+  /** Reads the columns: with the types that Spark had written, or as Arrow has them. */
+  private static StructType schema(JsonNode answer) {
+    try {
+      return (StructType) DataType.fromJson(answer.get("schema").toString());
+    } catch (Exception error) { // an unknown collation: Scala checks no exceptions
+      return (StructType) DataType.fromJson(answer.path("stored_schema").toString());
+    }
   }
 
   boolean isReadable() {

@@ -4,6 +4,7 @@ import java.math.BigDecimal;
 import java.math.BigInteger;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.Decimal;
+import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.unsafe.Platform;
 
 /** The columns of values with a fixed width. */
@@ -271,6 +272,52 @@ final class NumberColumns {
         bigEndian[bytes - 1 - index] = Platform.getByte(null, start + index);
       }
       return new BigInteger(bigEndian);
+    }
+  }
+
+  /** Intervals of months, days and nanoseconds, which must be whole microseconds. */
+  static final class Intervals extends Column {
+    private final Column[] parts = new Column[3];
+
+    Intervals(DataType type, int length, Buffer validity, int nulls, Buffer values)
+        throws ReadFailure {
+      super(type, length, validity, nulls);
+      values.require(length, 16);
+      for (int row = 0; row < length; row++) {
+        if (values.int64(2L * row + 1) % 1000 != 0 && !isNullAt(row)) {
+          throw ReadFailure.invalid("an interval is not a whole number of microseconds");
+        }
+      }
+      for (int index = 0; index < parts.length; index++) {
+        parts[index] = new IntervalPart(type, length, values, index);
+      }
+    }
+
+    @Override
+    public ColumnVector getChild(int ordinal) {
+      return parts[ordinal];
+    }
+  }
+
+  /** The months, the days or the microseconds of intervals. */
+  private static final class IntervalPart extends Column {
+    private final Buffer values;
+    private final int index;
+
+    IntervalPart(DataType type, int length, Buffer values, int index) {
+      super(type, length, Buffer.EMPTY, 0);
+      this.values = values;
+      this.index = index;
+    }
+
+    @Override
+    public int getInt(int row) {
+      return values.int32(4L * row + index);
+    }
+
+    @Override
+    public long getLong(int row) {
+      return values.int64(2L * row + 1) / 1000;
     }
   }
 

@@ -50,6 +50,11 @@ final class PartitionColumns implements PartitionReader<ColumnarBatch> {
     return false;
   }
 
+  /** Returns the shard that the current batch is a part of. */
+  Shard shard() {
+    return partition.shards().get(index - 1);
+  }
+
   private void take(BatchStream stream) {
     int rows = stream.rows;
     if (left >= 0) {

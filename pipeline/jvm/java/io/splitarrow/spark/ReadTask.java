@@ -12,6 +12,7 @@ import org.apache.spark.sql.types.StructType;
  * @param dataset the name of the dataset
  * @param schema the columns to deliver
  * @param columns the columns to request: those of the schema, or one if it has none
+ * @param metadata the column that states where rows are stored; null if no query needs it
  * @param memoryLimit the memory of a task outside of the heap, in bytes
  * @param python the interpreter that renews tickets on the executors
  */
@@ -20,6 +21,7 @@ record ReadTask(
     String dataset,
     StructType schema,
     StructType columns,
+    RowMetadata metadata,
     Timeouts timeouts,
     long memoryLimit,
     String python)

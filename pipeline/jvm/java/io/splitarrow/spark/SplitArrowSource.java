@@ -23,7 +23,7 @@ import scala.collection.Iterator;
 /**
  * The data source {@code splitarrow}: reads datasets by columns.
  *
- * <p>The data source of the same name that is written in Python reads streams, and the datasets that
+ * <p>The data source of the same name that is written in Python reads the datasets that
  * this reader cannot read. Where both are loaded, Spark selects this one.
  *
  * <p>Spark passes the mode of {@code df.write} only to a source of its first interface, {@link

@@ -2,6 +2,8 @@ package io.splitarrow.spark;
 
 import java.util.EnumSet;
 import java.util.Set;
+import org.apache.spark.sql.connector.catalog.MetadataColumn;
+import org.apache.spark.sql.connector.catalog.SupportsMetadataColumns;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.Table;
@@ -16,9 +18,9 @@ import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** A dataset. What reads it as a stream is the Python source. */
+/** A dataset. */
 @SuppressWarnings("deprecation") // Spark still calls schema()
-final class SplitArrowTable implements SupportsRead, SupportsWrite {
+final class SplitArrowTable implements SupportsRead, SupportsWrite, SupportsMetadataColumns {
   private final String name;
   private final StructType schema;
   private final CaseInsensitiveStringMap options;
@@ -49,14 +51,23 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
     return schema;
   }
 
+  /** Returns the column {@code _metadata}, which the Python source does not have. */
+  @Override
+  public MetadataColumn[] metadataColumns() {
+    boolean isPython =
+        ReaderChoice.of(options) == ReaderChoice.PYTHON
+            || described != null && !described.isReadable();
+    return isPython ? new MetadataColumn[0] : new MetadataColumn[] {RowMetadata.COLUMN};
+  }
+
   @Override
   public Set<TableCapability> capabilities() {
     Set<TableCapability> capabilities =
         EnumSet.of(
-            TableCapability.BATCH_READ, TableCapability.STREAMING_WRITE, TableCapability.TRUNCATE);
-    if (PythonSource.isSupported()) {
-      capabilities.add(TableCapability.MICRO_BATCH_READ);
-    }
+            TableCapability.BATCH_READ,
+            TableCapability.MICRO_BATCH_READ,
+            TableCapability.STREAMING_WRITE,
+            TableCapability.TRUNCATE);
     // Otherwise, Spark refuses the modes error and ignore of df.write before it asks.
     if (isInCatalog) {
       capabilities.add(TableCapability.BATCH_WRITE);
@@ -107,7 +118,7 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
       choice.fallBack(dataset.dataset(), problem);
       return pythonBuilder();
     }
-    return new DatasetScanBuilder(dataset, schema, this::pythonBuilder);
+    return new DatasetScanBuilder(dataset, schema);
   }
 
   /** Returns what a schema that the user gave asks of the Python source; null if nothing. */
