@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -47,6 +47,8 @@ _STRING_PREDICATES = {
     "CONTAINS": "contains",
 }
 _COMPARISONS = ("=", "<", "<=", ">", ">=")
+_MAX_VALUES = 1000
+"""The largest number of values of the other side of a join that the daemon compares with."""
 _PUSHED_KINDS = ("boolean", "integer", "float", "decimal", "text", "date", "timestamp")
 
 
@@ -225,6 +227,55 @@ def push_predicates(
     if text is None:
         return [False] * len(predicates), None
     return [each is not None for each in translated], text
+
+
+def push_runtime(
+    predicates: Sequence[Mapping[str, Any] | None], filter: str | None, schema: pa.Schema
+) -> str | None:
+    """Return a filter that also keeps only rows that may satisfy the predicates of a join.
+
+    `filter` is one as the field of a ticket. The predicates are ``IN`` with the values of the other
+    side. If there are many of them, only the smallest and the largest are used. Spark joins the
+    rows, so that a predicate without translation is left out.
+    """
+    for predicate in predicates:
+        for candidate in _shorten(predicate):
+            added = _try_translate(candidate, schema)
+            parts = [] if filter is None else [decode_filter(filter)]
+            text = None if added is None else combine_filters([*parts, added], schema)
+            if text is not None:
+                filter = text
+                break
+    return filter
+
+
+def _shorten(predicate: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """Yield an ``IN`` predicate, and then the range of its values, as predicates."""
+    if predicate is None or predicate["operator"] != "IN":
+        return
+    column, *operands = predicate["operands"]
+    present = [operand for operand in operands if operand.get("value") is not None]
+    if len(present) <= _MAX_VALUES:
+        yield {"operator": "IN", "operands": [column, *present]}
+    try:
+        bounds = min(present, key=_literal), max(present, key=_literal)
+    except (_UnsupportedFilterError, ValueError, OverflowError):
+        return
+    limits = zip((">=", "<="), bounds, strict=True)
+    yield {
+        "operator": "AND",
+        "operands": [{"operator": each, "operands": [column, bound]} for each, bound in limits],
+    }
+
+
+def has_no_value(predicates: Sequence[Mapping[str, Any] | None]) -> bool:
+    """Return whether the other side of a join has no value, so that no row has a match."""
+    return any(
+        predicate is not None
+        and predicate["operator"] == "IN"
+        and all("type" in each and each["value"] is None for each in predicate["operands"][1:])
+        for predicate in predicates
+    )
 
 
 def _try_translate(predicate: Mapping[str, Any] | None, schema: pa.Schema) -> Any:

@@ -16,11 +16,20 @@ from ...publication.locks import VersionLock
 from ...publication.manifest import Manifest
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
+from ..filters import has_no_value, push_predicates, push_runtime
 from ..options import SparkOptions, local_path
-from ..reader import pack_shards, refuse_stream_options, select_columns
+from ..reader import refuse_stream_options, select_columns
 from ..shards import partition_columns
 from ..types import spark_schema, stored_schema
 from . import MEMORY_LIMIT
+from .aggregates import compute_aggregates, find_keys
+from .pruning import (
+    ShardStatistics,
+    VersionStatistics,
+    divide,
+    read_order,
+    simple_schema,
+)
 from .streaming import find_batch, find_latest, start_stream
 
 
@@ -112,13 +121,51 @@ def _describe(folder: str, values: Mapping[str, Any], options: SparkOptions) -> 
         "version": number,
         "rows": manifest.rows if limit is None else min(limit, manifest.rows),
         "bytes": manifest.nbytes,
-        "pushdown": False,
+        "pushdown": options.flag("pushdown", True) and limit is None,
         "memory_limit": options.nbytes("memory_limit", MEMORY_LIMIT),
         "partition_by": partition_columns(manifest.schema),
     }
     if not _hold(store, manifest.version):  # it was removed meanwhile
         return _describe(folder, values, options)
     return answer
+
+
+def _push(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    """Return a filter that selects shards. Spark evaluates the predicates."""
+    del options
+    predicates = values["predicates"]
+    _, manifest = _load(folder, values["version"])
+    text = push_predicates(predicates, manifest.schema)[1]
+    return {"accepted": [False] * len(predicates), "filter": text}
+
+
+def _make_statistics(manifest: Manifest) -> VersionStatistics:
+    shards = [ShardStatistics(shard.rows, shard.columns) for shard in manifest.shards]
+    target = simple_schema(spark_schema(manifest.schema))
+    return VersionStatistics(manifest.schema, target, lambda columns: shards)
+
+
+def _aggregate(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    del options
+    statistics = _make_statistics(_load(folder, values["version"])[1])
+    return {"rows": compute_aggregates(statistics, values["aggregates"], values["groups"])}
+
+
+def _select(manifest: Manifest, values: Mapping[str, Any]) -> list[int]:
+    """Return the positions of the shards that may have rows of a query."""
+    filter = push_runtime(values.get("runtime", ()), values.get("filter") or None, manifest.schema)
+    chosen = _make_statistics(manifest).select(filter, read_order(values))
+    return list(range(len(manifest.shards))) if chosen is None else chosen
+
+
+def _estimate(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
+    del options
+    _, manifest = _load(folder, values["version"])
+    chosen = [manifest.shards[index] for index in _select(manifest, values)]
+    return {
+        "rows": sum(shard.rows for shard in chosen),
+        "bytes": sum(shard.nbytes for shard in chosen),
+    }
 
 
 def _plan(folder: str, values: Mapping[str, Any], options: SparkOptions) -> dict[str, Any]:
@@ -133,9 +180,10 @@ def _plan_shards(
     values: Mapping[str, Any],
     options: SparkOptions,
 ) -> dict[str, Any]:
+    if has_no_value(values["runtime"]):
+        return {"partitions": []}
     store, manifest = _load(folder, version)
     base = Path(store.location)
-    chosen = [shard for shard in manifest.shards if selected is None or shard.ordinal in selected]
     shards = [
         {
             "ordinal": shard.ordinal,
@@ -143,15 +191,25 @@ def _plan_shards(
             "replicas": list[Any](),
             "file": {"path": str(base / shard.path), "bytes": shard.nbytes},
         }
-        for shard in chosen
+        for shard in manifest.shards
     ]
     limit = options.count("limit", minimum=0)
-    if limit is not None:
-        return {"partitions": [shards], "limit": limit}
-    settings = [values[name] for name in ("parallelism", "max_bytes", "open_bytes")]
-    sizes = [shard.nbytes for shard in chosen]
-    packed = pack_shards(sizes, options.count("shards_per_partition"), *settings)
-    return {"partitions": [[shards[index] for index in task] for task in packed], "limit": -1}
+    chosen = [
+        index
+        for index in _select(manifest, values)
+        if selected is None or manifest.shards[index].ordinal in selected
+    ]
+    sizes = [shard.nbytes for shard in manifest.shards]
+    shards_per_task = options.count("shards_per_partition")
+    keys = None
+    if values["keyed"] and limit is None:
+        keys = find_keys(_make_statistics(manifest))
+    tasks = [chosen] if limit is not None else divide(chosen, sizes, shards_per_task, values, keys)
+    return {
+        "partitions": [[shards[index] for index in task] for task in tasks],
+        "limit": -1 if limit is None else limit,
+        "keys": None if keys is None else [keys[task[0]] for task in tasks],
+    }
 
 
 def _describe_shards(folder: str, version: str | None) -> DatasetInfo:
@@ -190,6 +248,9 @@ def _stream_plan(folder: str, values: Mapping[str, Any], options: SparkOptions) 
 _OPERATIONS: dict[str, Callable[[str, Mapping[str, Any], SparkOptions], dict[str, Any]]] = {
     "describe": _describe,
     "release": _release,
+    "push": _push,
+    "aggregate": _aggregate,
+    "estimate": _estimate,
     "plan": _plan,
     "stream_start": _stream_start,
     "stream_latest": _stream_latest,

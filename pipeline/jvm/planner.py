@@ -9,43 +9,53 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
-from pyspark.sql import types as st
 
 from ...client.cluster.client import ClusterClient
 from ...client.cluster.info import MergedDataset, ReplicaInfo
 from ...client.connect import AnyClient
+from ...client.dataset.endpoints import TRANSIENT
 from ...client.dataset.requests import check_complete, pin_version
-from ...client.rpc.info import DatasetInfo, Endpoint
+from ...client.rpc.info import DatasetInfo, Endpoint, read_ranges
 from ...errors import DatasetError, UsageError
 from ...protocol.request import Request
 from ...protocol.uri import TCP_PORT, DataUri, Streams
 from ...publication.layout import format_shard_name
-from ...publication.manifest import ShardEntry
+from ...publication.manifest import ShardEntry, decode_range
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
 from ...transport.tls_options import TlsOptions
-from ..filters import parse_option, push_predicates
+from ..filters import has_no_value, parse_option, push_predicates, push_runtime
 from ..options import SparkOptions
 from ..reader import (
     RemoteDataset,
-    pack_shards,
     read_options,
     refuse_stream_options,
     select_columns,
     shard_ordinals,
 )
 from ..shards import partition_columns
-from ..types import arrow_schema, spark_schema, stored_schema
+from ..types import spark_schema, stored_schema
 from . import MEMORY_LIMIT
-from .aggregates import compute_aggregates
+from .aggregates import compute_aggregates, find_keys
 from .folder import answer_folder, find_folder
+from .pruning import (
+    ShardStatistics,
+    UnknownError,
+    VersionStatistics,
+    divide,
+    read_order,
+    simple_schema,
+)
 from .streaming import find_batch, find_latest, start_stream
+
+if TYPE_CHECKING:
+    from ...client.dataset.client import Client
 
 _VERSION = re.compile(r"(\d{1,18})-[0-9a-f]+")
 
@@ -108,14 +118,31 @@ class _Question:
         """Return a text of the request; None if it is absent or empty."""
         return self.values.get(name) or None
 
-    def request(self, **selection: Any) -> Request:
-        """Return a request for the columns and the filter of the query."""
-        return Request(
-            self.dataset.name,
-            columns=tuple(self.values.get("columns") or ()) or None,
-            filter=self.text("filter") or self.options.text("filter"),
-            **selection,
-        )
+    @property
+    def filter(self) -> str | None:
+        """The filter of the query, or else of the option; None if there is none."""
+        return self.text("filter") or self.options.text("filter")
+
+    def request(self, filter: str | None, **selection: Any) -> Request:
+        """Return a request for the columns of the query."""
+        columns = tuple(self.values.get("columns") or ()) or None
+        return Request(self.dataset.name, columns=columns, filter=filter, **selection)
+
+    def describe(self, version: str | None) -> MergedDataset:
+        """Return a version with all columns and rows."""
+        with self.dataset.connect() as client:
+            return _describe_replicas(client, Request(self.dataset.name, version=version))
+
+    def maps_files(self) -> bool:
+        """Return whether the tasks may map files.
+
+        The files have whole columns and all rows, and the daemons extract the fields of structs
+        and evaluate the option ``filter``.
+        """
+        if self.options.text("folder") is None or self.options.text("filter") is not None:
+            return False
+        names = self.options.names("columns")
+        return not names or not set(names) - {*self.dataset.info(self.text("version")).schema.names}
 
 
 def answer(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,29 +229,93 @@ def _find_key_problem(tls: TlsOptions) -> str | None:
 
 
 def _push(question: _Question) -> dict[str, Any]:
-    """Choose the predicates that the daemon evaluates."""
+    """Choose the predicates that the daemon evaluates.
+
+    Where tasks map files, it evaluates none, and the filter only selects shards.
+    """
     info = question.dataset.info(question.text("version"))
     accepted, text = push_predicates(question.values["predicates"], info.schema)
+    if question.maps_files():
+        accepted = [False] * len(accepted)
     return {"accepted": accepted, "filter": text}
 
 
-def _exportable(schema: st.StructType) -> pa.Schema:
-    """Return the columns that a filter can use, with the types that Spark gives them."""
-    simple = (st.AtomicType, st.NumericType)
-    return arrow_schema(
-        st.StructType([field for field in schema if isinstance(field.dataType, simple)])
+def _make_statistics(question: _Question, whole: MergedDataset) -> VersionStatistics:
+    return VersionStatistics(
+        whole.info.schema,
+        simple_schema(spark_schema(select_columns(whole.info, question.options.names("columns")))),
+        lambda columns: _read_statistics(question.dataset, whole, columns),
     )
+
+
+def _read_statistics(
+    dataset: RemoteDataset, merged: MergedDataset, columns: Sequence[str]
+) -> list[ShardStatistics]:
+    """Read the statistics of all shards, from as few daemons as possible.
+
+    Raises `UnknownError` if no daemon has those of a shard.
+    """
+    found: dict[int, ShardStatistics] = {}
+    for address, replicas in _list_holders(merged).items():
+        if replicas.keys() <= found.keys():
+            continue
+        version = next(iter(replicas.values())).version
+        # The ranges of all columns can be large.
+        names = tuple(columns) or tuple(merged.info.schema.names[:1])
+        request = Request(dataset.name, columns=names or None, version=version)
+        try:
+            with replace(dataset, uri=address).connect() as client:
+                # One address has no other client.
+                ranges = read_ranges(cast("Client", client).channel, request)
+        except TRANSIENT:
+            continue
+        for index, replica in replicas.items():
+            shard = ranges.get(replica.shard or 0)
+            if shard is not None:
+                known = {name: decode_range(each) for name, each in shard.columns.items()}
+                found[index] = ShardStatistics(shard.rows, known)
+    if len(found) < len(merged.replicas):
+        raise UnknownError
+    return [found[index] for index in range(len(merged.replicas))]
+
+
+def _list_holders(merged: MergedDataset) -> dict[str, dict[int, ReplicaInfo]]:
+    holders: dict[str, dict[int, ReplicaInfo]] = {}
+    for index, replicas in enumerate(merged.replicas):
+        for replica in replicas:
+            holders.setdefault(replica.address, {})[index] = replica
+    return holders
 
 
 def _aggregate(question: _Question) -> dict[str, Any]:
-    """Return the values of aggregates over all rows, if the manifest has them."""
-    with question.dataset.connect() as client:
-        merged = _describe_replicas(client, question.request(version=question.text("version")))
-    target = _exportable(
-        spark_schema(select_columns(merged.info, question.options.names("columns")))
+    """Return the values of aggregates for each group, if the manifest has them."""
+    values = question.values
+    rows = compute_aggregates(
+        _make_statistics(question, question.describe(question.text("version"))),
+        values["aggregates"],
+        values.get("groups", ()),
+        question.text("filter"),
     )
-    aggregates = question.values["aggregates"]
-    return {"values": compute_aggregates(question.dataset, merged, aggregates, target)}
+    return {"rows": rows}
+
+
+def _estimate(question: _Question) -> dict[str, Any]:
+    """Return the rows and the bytes of the shards that may have rows of a query."""
+    whole = question.describe(question.text("version"))
+    statistics = _make_statistics(question, whole)
+    chosen = statistics.select(question.filter, read_order(question.values))
+    endpoints = whole.info.endpoints
+    shards = endpoints if chosen is None else [endpoints[index] for index in chosen]
+    return {
+        "rows": _sum(endpoint.rows for endpoint in shards),
+        "bytes": _sum(endpoint.nbytes for endpoint in shards),
+    }
+
+
+def _sum(numbers: Iterable[int | None]) -> int:
+    """Return the sum; -1 if one of the numbers is unknown."""
+    known = list(numbers)
+    return -1 if None in known else sum(filter(None, known))
 
 
 def _plan(question: _Question) -> dict[str, Any]:
@@ -239,16 +330,25 @@ def _plan_shards(
     """Divide the shards that have the selected ordinals among tasks; None selects all shards."""
     limit = question.options.count("limit", minimum=0)
     shards_per_task = question.options.count("shards_per_partition")
+    filter, chosen, keys = question.filter, None, None
+    runtime = question.values.get("runtime", ())
+    if has_no_value(runtime):
+        return {"partitions": []}
+    if filter or runtime or question.values.get("top") or question.values.get("keyed"):
+        whole = question.describe(version)
+        filter = push_runtime(runtime, filter, whole.info.schema)
+        statistics = _make_statistics(question, whole)
+        chosen = statistics.select(filter, read_order(question.values))
+        if question.values.get("keyed") and limit is None:
+            keys = find_keys(statistics)
+    maps_files = question.maps_files()
+    if maps_files:
+        filter = None  # Spark evaluates it
     with question.dataset.connect() as client:
-        merged = _describe_replicas(client, question.request(version=version))
-    files = _find_files(question, merged)
-    chosen = [
-        (ordinal, endpoint, replicas)
-        for ordinal, endpoint, replicas in zip(
-            shard_ordinals(merged.info), merged.info.endpoints, merged.replicas, strict=True
-        )
-        if selected is None or ordinal in selected
-    ]
+        request = question.request(filter, version=version)
+        merged = _describe_replicas(client, request)
+    ordinals = shard_ordinals(merged.info)
+    files = _find_files(question, merged) if maps_files else None
     shards = [
         {
             "ordinal": ordinal,
@@ -258,14 +358,26 @@ def _plan_shards(
             ],
             "file": files.find(endpoint) if files else None,
         }
-        for index, (ordinal, endpoint, replicas) in enumerate(chosen)
+        for index, (ordinal, endpoint, replicas) in enumerate(
+            zip(ordinals, merged.info.endpoints, merged.replicas, strict=True)
+        )
     ]
-    if limit is not None:
-        return {"partitions": [shards], "limit": limit}
-    sizes = [endpoint.nbytes for _, endpoint, _ in chosen]
-    settings = [question.values[name] for name in ("parallelism", "max_bytes", "open_bytes")]
-    packed = pack_shards(sizes, shards_per_task, *settings)
-    return {"partitions": [[shards[index] for index in task] for task in packed], "limit": -1}
+    if chosen is None:
+        chosen = list(range(len(shards)))
+    if selected is not None:
+        chosen = [index for index in chosen if ordinals[index] in selected]
+    sizes = [endpoint.nbytes for endpoint in merged.info.endpoints]
+    tasks = (
+        [chosen]
+        if limit is not None
+        else divide(chosen, sizes, shards_per_task, question.values, keys)
+    )
+    return {
+        "partitions": [[shards[index] for index in task] for task in tasks],
+        "limit": -1 if limit is None else limit,
+        "filter": filter,
+        "keys": None if keys is None else [keys[task[0]] for task in tasks],
+    }
 
 
 def _stream_start(question: _Question) -> dict[str, Any]:
@@ -286,20 +398,10 @@ def _stream_plan(question: _Question) -> dict[str, Any]:
     return _plan_shards(question, info.version, ordinals)
 
 
-def _find_files(question: _Question, merged: MergedDataset) -> LocalShards | None:
-    """Return the files that the tasks may map; None if the daemon has to send the rows.
-
-    The daemon evaluates the filters and extracts the fields of structs, and the files have all rows
-    and whole columns.
-    """
-    folder = question.options.text("folder")
-    if folder is None or question.text("filter") or question.options.text("filter"):
-        return None
-    names = question.options.names("columns")
-    if names and set(names) - set(question.dataset.info(merged.info.version).schema.names):
-        return None
+def _find_files(question: _Question, merged: MergedDataset) -> LocalShards:
+    """Return the files of the versions that the daemons have."""
     versions = {replica.version for replicas in merged.replicas for replica in replicas}
-    return LocalShards(folder, versions)
+    return LocalShards(question.options.text("folder") or "", versions)
 
 
 def _renew(question: _Question) -> dict[str, Any]:
@@ -312,7 +414,7 @@ def _renew(question: _Question) -> dict[str, Any]:
         if values.get(name) not in (None, "")
     }
     with dataset.connect() as client:
-        merged = _describe_replicas(client, question.request(**selection))
+        merged = _describe_replicas(client, question.request(question.filter, **selection))
     ((replica,),) = merged.replicas
     return {"replica": _encode_replica(replica, dataset)}
 
@@ -381,6 +483,7 @@ _OPERATIONS: dict[str, Callable[[_Question], dict[str, Any]]] = {
     "describe": _describe,
     "push": _push,
     "aggregate": _aggregate,
+    "estimate": _estimate,
     "plan": _plan,
     "stream_start": _stream_start,
     "stream_latest": _stream_latest,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as sf
 
 from helpers.files import write_file
 from helpers.publication import publish
@@ -77,7 +78,7 @@ def test_the_manifest_answers_what_spark_would_compute(spark, serve, shards):
     assert str(read.collect()) == str(slow.selectExpr(*expressions(UNKNOWN)).collect())
     for query in (
         frame.where("big > 0").selectExpr("min(big)"),
-        frame.groupBy("word").count(),
+        frame.groupBy("word").count(),  # a shard has a value and nulls
         frame.selectExpr("count(distinct big)"),
         frame.selectExpr("sum(big)"),
         frame.limit(1).selectExpr("max(big)"),
@@ -101,3 +102,134 @@ def test_a_dataset_without_a_manifest_is_read(spark, tmp_path, serve):
     frame = reader.load("t").selectExpr("min(n)", "count(*)")
     assert "PushedAggregates" not in plan_of(frame)
     assert list(frame.collect()[0]) == [1, 3]
+
+
+GROUPS: dict[str, tuple[Any, list[Any]]] = {
+    "day": (pa.date32(), [DAY, DAY, None, DAY - dt.timedelta(days=1), DAY]),
+    "kind": (pa.dictionary(pa.int8(), pa.string()), ["b", "a", None, "b", "b"]),
+    "huge": (pa.uint64(), [2**64 - 1, 1, None, 1, 2**64 - 1]),
+    "money": (
+        pa.decimal128(9, 2),
+        [Decimal("1.50"), Decimal("-0.01"), None, None, Decimal("1.50")],
+    ),
+    "moment": (pa.timestamp("us", "UTC"), [MOMENT, MOMENT, None, None, MOMENT]),
+    "zero": (pa.float64(), [0.0, -0.0, None, 2.5, -0.0]),
+}
+
+
+def make_groups() -> list[pa.Table]:
+    """Return shards with one value of each grouping column, and one shard without rows."""
+    tables = [
+        pa.table(
+            {
+                **{name: pa.array([vs[n]] * 4, kind) for name, (kind, vs) in GROUPS.items()},
+                "id": pa.array([n * 4, n * 4 + 1, None, n * 4 + 3], pa.int64()),
+                "real": pa.array([0.5, float("nan") if n == 1 else 1.0, None, -n], pa.float64()),
+                "mixed": pa.array([n, n, n, None], pa.int32()),
+            }
+        )
+        for n in range(5)
+    ]
+    return [*tables[:3], tables[0].slice(0, 0), *tables[3:]]
+
+
+@pytest.fixture
+def groups(tmp_path):
+    publish(VersionStore(tmp_path / "groups"), "one", *make_groups())
+    return tmp_path / "groups"
+
+
+@pytest.fixture(params=["daemon", "folder"])
+def load_groups(request, spark, serve, groups):
+    """Load the groups with what is pushed, and without."""
+
+    def load(pushdown: bool) -> Any:
+        reader = spark.read.format("splitarrow").option("reader", "jvm")
+        reader = reader.option("pushdown", pushdown)
+        if request.param == "folder":
+            return reader.load(str(groups))
+        return reader.option("uri", serve({"groups": groups}).control_uri).load("groups")
+
+    return load(True), load(False)
+
+
+def rows_of(frame: Any) -> list[str]:
+    return sorted(str(row) for row in frame.collect())
+
+
+QUERIES = ("count(*)", "count(id)", "min(id)", "max(id)", "min(day)", "max(money)", "count(real)")
+
+
+def test_groups_of_whole_shards_need_no_rows(load_groups):
+    pushed, plain = load_groups
+    for keys in (*([name] for name in GROUPS), ["kind", "day"], ["huge", "zero", "moment"]):
+        query = pushed.groupBy(*keys).agg(*map(sf.expr, QUERIES))
+        assert "PushedGroupBy: [" in plan_of(query), keys
+        assert rows_of(query) == rows_of(plain.groupBy(*keys).agg(*map(sf.expr, QUERIES))), keys
+        assert "PushedGroupBy: [" in plan_of(pushed.select(*keys).distinct()), keys
+        assert rows_of(pushed.select(*keys).distinct()) == rows_of(plain.select(*keys).distinct())
+    counts = pushed.groupBy("kind").count()
+    first = counts.orderBy(sf.desc("count"), "kind").limit(2)
+    assert [tuple(row) for row in first.collect()] == [("b", 12), (None, 4)]
+    assert counts.where("kind is null").collect()[0][1] == 4
+    assert pushed.groupBy("kind").agg(sf.expr("count(*) + 1")).where("kind = 'a'").first()[1] == 5
+
+
+@pytest.mark.parametrize(
+    ("keys", "query"),
+    [
+        (["id"], "count(*)"),  # several values
+        (["mixed"], "count(*)"),  # a value and nulls
+        (["kind"], "max(real)"),  # a shard has a NaN
+        (["kind"], "sum(id)"),
+        (["kind"], "count(distinct id)"),
+    ],
+)
+def test_other_groups_are_read(load_groups, keys, query):
+    pushed, plain = load_groups
+    frame = pushed.groupBy(*keys).agg(sf.expr(query))
+    assert "PushedAggregates" not in plan_of(frame)
+    assert rows_of(frame) == rows_of(plain.groupBy(*keys).agg(sf.expr(query)))
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_pushed"),
+    [
+        ("day = date '2026-03-01'", True),
+        ("kind in ('a', 'c') or kind is null", True),
+        ("not (huge = 1)", True),
+        ("zero >= 0.0", True),
+        ("zero > 9", True),
+        ("id < 8 and day is not null", False),  # some rows of a shard are null
+        ("id > 1", False),
+    ],
+)
+def test_a_filter_that_selects_whole_shards_needs_no_rows(
+    spark, serve, groups, condition, is_pushed
+):
+    uri = serve({"groups": groups}).control_uri
+    reader = spark.read.format("splitarrow").options(uri=uri, reader="jvm")
+    pushed, plain = reader.load("groups"), reader.option("pushdown", "false").load("groups")
+    for keys in ([], ["kind"]):
+        query = pushed.where(condition).groupBy(*keys).agg(*map(sf.expr, QUERIES))
+        assert ("PushedAggregates" in plan_of(query)) == is_pushed
+        expected = plain.where(condition).groupBy(*keys).agg(*map(sf.expr, QUERIES))
+        assert rows_of(query) == rows_of(expected)
+    assert pushed.where(condition).count() == plain.where(condition).count()
+
+
+def test_a_dataset_without_rows_has_no_group(spark, tmp_path, serve):
+    publish(VersionStore(tmp_path / "set"), "one", make_groups()[3])
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    frame = spark.read.format("splitarrow").options(uri=uri, reader="jvm").load("set")
+    assert frame.groupBy("kind").count().collect() == []
+    assert list(frame.selectExpr("count(*)", "max(id)").collect()[0]) == [0, None]
+
+
+def test_nulls_inside_of_runs_are_counted(spark, tmp_path, serve):
+    """Arrow counts no nulls in a run-end encoded array."""
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5], pa.int32()), pa.array([None, 7]))
+    publish(VersionStore(tmp_path / "set"), "one", pa.table({"runs": runs}))
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    frame = spark.read.format("splitarrow").options(uri=uri, reader="jvm").load("set")
+    assert frame.selectExpr("count(runs)").collect()[0][0] == 3

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.errors import PySparkException
 
 from splitarrow.pipeline import VersionStore, register
 from splitarrow.pipeline.jvm import FORMAT
+from splitarrow.pipeline.spark_versions import HAS_PYTHON_SOURCES
 
 ROWS = 600
 
@@ -73,6 +75,10 @@ def transfer(frame: Any) -> tuple[int, int]:
     return tuple(metrics.apply(name).value() for name in ("bytesReceived", "bytesMapped"))
 
 
+def plan_of(frame: Any) -> str:
+    return frame._jdf.queryExecution().executedPlan().toString()
+
+
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_mapped_files_have_the_rows_of_the_daemon(tmp_path, serve, load, compression):
     store = publish(tmp_path / "set", [varied_table(n) for n in range(3)], compression)
@@ -90,14 +96,77 @@ def test_mapped_files_have_the_rows_of_the_daemon(tmp_path, serve, load, compres
     assert mapped.limit(5).count() == 5
 
 
-def test_filters_are_left_to_the_daemon(tmp_path, serve, load):
-    publish(tmp_path / "set", [varied_table(0)])
+def test_a_filter_selects_the_files_that_are_mapped(tmp_path, serve, load):
+    store = publish(tmp_path / "set", [varied_table(n) for n in range(3)])
     uri = serve({"set": tmp_path / "set"}).control_uri
-    rare = load(uri, folder=str(tmp_path / "set")).where("id < 3").select("id")
-    received, mapped = transfer(rare)
-    assert received > 0
-    assert mapped == 0
-    assert sorted(row.id for row in rare.collect()) == [0, 1, 2]
+    mapped = load(uri, folder=store.location)
+    rare = mapped.where(f"id < {ROWS + 3} and id >= {ROWS}").select("id")
+    received, read = transfer(rare)
+    assert received == 0
+    assert 0 < read <= 8 * ROWS + ROWS // 8 + 200
+    assert sorted(row.id for row in rare.collect()) == [ROWS, ROWS + 1, ROWS + 2]
+    assert mapped.where("id < 0").count() == 0
+    assert (
+        mapped.where("views = 'v' and id > 7").count()
+        == load(uri).where("views = 'v' and id > 7").count()
+    )
+
+
+def nested_table(index: int) -> pa.Table:
+    """Structs with a long text, dictionaries, and names as those of the pairs of a map."""
+    rows = range(index * ROWS, (index + 1) * ROWS)
+    words = pa.array([f"word {n % 3}" for n in rows]).dictionary_encode()
+    kinds = pa.array([None if n % 3 else f"kind {n % 4}" for n in rows]).dictionary_encode()
+    inner = pa.StructArray.from_arrays([words, pa.array(rows, pa.int32())], ["w", "n"])
+    fields = [kinds, pa.array(rows, pa.int64()), words, inner, pa.array(["x" * 900] * ROWS)]
+    names = ["kind", "key", "value", "inner", "text"]
+    missing = pa.array([n % 5 == 0 for n in rows])
+    lists = pa.array([None if n % 4 == 0 else n % 3 for n in rows])
+    offsets = pa.array([0, *pc.cumulative_sum(pc.fill_null(lists, 0)).to_pylist()])
+    total = offsets[-1].as_py()
+    items = pa.StructArray.from_arrays(
+        [pa.array(range(total)), pa.array(["y" * 900] * total)], ["a", "b"]
+    )
+    return pa.table(
+        {
+            "id": pa.array(rows, pa.int64()),
+            "s": pa.StructArray.from_arrays(fields, names, mask=missing),
+            "items": pa.ListArray.from_arrays(offsets.cast(pa.int32()), items),
+            "maps": pa.array(
+                [[("k", {"a": n, "b": "z" * 900})] for n in rows],
+                pa.map_(pa.string(), pa.struct([("a", pa.int64()), ("b", pa.string())])),
+            ),
+        }
+    )
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_only_the_fields_of_structs_that_a_query_needs_are_mapped(
+    tmp_path, serve, load, compression
+):
+    store = publish(tmp_path / "set", [nested_table(0), nested_table(1)], compression)
+    uri = serve({"set": store.location}).control_uri
+    mapped, received = load(uri, folder=store.location), load(uri)
+    queries = [
+        ["s.key", "id"],
+        ["s.key as k", "s.value as v"],
+        ["s.value", "s is null as missing"],
+        ["s.kind", "s.inner.w"],
+        ["s.inner.n", "id"],
+        ["items.a", "id"],
+        ["maps['k'].a", "map_keys(maps)"],
+        ["s", "id"],
+    ]
+    python = load(uri, "python") if HAS_PYTHON_SOURCES else received
+    for query in queries:
+        expected = [str(row) for row in python.selectExpr(*query).collect()]
+        for frame in (mapped, received):
+            assert [str(row) for row in frame.selectExpr(*query).collect()] == expected, query
+    some = mapped.where("s is not null and s.inner.n > 700").selectExpr("s.key")
+    assert sorted(row.key for row in some.collect()) == [n for n in range(701, 1200) if n % 5]
+    for query in queries[:6]:
+        assert 0 < transfer(mapped.selectExpr(*query))[1] < 100_000, query
+    assert "s:struct<key:bigint>" in plan_of(mapped.selectExpr("s.key"))
 
 
 def test_fields_of_structs_come_from_the_daemon(tmp_path, serve, load):

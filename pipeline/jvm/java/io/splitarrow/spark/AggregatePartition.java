@@ -4,10 +4,10 @@ import java.util.ArrayList;
 import org.apache.spark.sql.connector.read.InputPartition;
 
 /**
- * One row with the values of aggregates, which needs no server.
+ * The values of aggregates for each group, which need no server.
  *
- * @param values a text in Spark's internal form for each column; null for a null
+ * @param rows for each group, a text in Spark's internal form for each column; null for a null
  */
-record AggregatePartition(ArrayList<String> values) implements InputPartition {
+record AggregatePartition(ArrayList<ArrayList<String>> rows) implements InputPartition {
   private static final long serialVersionUID = 1L;
 }

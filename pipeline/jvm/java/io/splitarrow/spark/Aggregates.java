@@ -17,27 +17,49 @@ import org.apache.spark.sql.connector.expressions.aggregate.Max;
 import org.apache.spark.sql.connector.expressions.aggregate.Min;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StringType;
 import org.apache.spark.sql.types.StructType;
 
 /**
- * Aggregates over all rows of a version, whose values are known without reading them.
+ * Aggregates whose values are known without reading rows.
  *
  * @param functions the functions, for {@code explain}
- * @param schema one column for each function
- * @param values a text in Spark's internal form for each of them; null for a null
+ * @param groups the columns by which rows are grouped, for {@code explain}
+ * @param schema one column for each column of a group, and for each function
+ * @param rows for each group, and each column, a text in Spark's internal form; null for a null
  */
-record Aggregates(List<String> functions, StructType schema, ArrayList<String> values) {
+record Aggregates(
+    List<String> functions,
+    List<String> groups,
+    StructType schema,
+    ArrayList<ArrayList<String>> rows) {
 
-  /** Returns the aggregates, or null if a value is not known, or a function is another one. */
-  static Aggregates of(Described dataset, Aggregation aggregation) {
+  /**
+   * Returns the aggregates, or null if a value is not known, or a function is another one.
+   *
+   * @param filter the filter that selects the rows, in base64; null if there is none
+   */
+  static Aggregates of(Described dataset, Aggregation aggregation, String filter) {
     AggregateFunc[] functions = aggregation.aggregateExpressions();
-    if (aggregation.groupByExpressions().length > 0 || functions.length == 0) {
+    ObjectNode request = dataset.request("aggregate");
+    request.put("filter", filter);
+    List<String> groups = new ArrayList<>();
+    StructType schema = new StructType();
+    for (Expression group : aggregation.groupByExpressions()) {
+      String name = columnOf(group);
+      DataType type = name == null ? null : comparable(dataset, name);
+      if (type == null) {
+        return null;
+      }
+      schema = schema.add("group_" + groups.size(), type);
+      groups.add(name);
+    }
+    if (functions.length == 0 && groups.isEmpty()) {
       return null;
     }
-    ObjectNode request = dataset.request("aggregate");
+    request.set("groups", Replica.toJson(groups));
     ArrayNode encoded = request.putArray("aggregates");
-    StructType schema = new StructType();
-    boolean onlyRows = dataset.rows() >= 0;
+    boolean onlyRows = dataset.rows() >= 0 && filter == null && groups.isEmpty();
     for (int index = 0; index < functions.length; index++) {
       ObjectNode function = encode(functions[index]);
       if (function == null) {
@@ -47,24 +69,50 @@ record Aggregates(List<String> functions, StructType schema, ArrayList<String> v
       onlyRows = onlyRows && functions[index] instanceof CountStar;
       DataType type = DataTypes.LongType;
       if (functions[index] instanceof Min || functions[index] instanceof Max) {
-        String name = function.get("column").asText();
-        if (!Arrays.asList(dataset.schema().fieldNames()).contains(name)) {
+        type = comparable(dataset, function.get("column").asText());
+        if (type == null) {
           return null;
         }
-        type = dataset.schema().apply(name).dataType();
       }
       schema = schema.add("value_" + index, type);
     }
-    ArrayList<String> values = new ArrayList<>();
+    ArrayList<ArrayList<String>> rows = new ArrayList<>();
     if (onlyRows) {
-      values.addAll(Collections.nCopies(functions.length, Long.toString(dataset.rows())));
+      String count = Long.toString(dataset.rows());
+      rows.add(new ArrayList<>(Collections.nCopies(functions.length, count)));
     } else {
-      for (JsonNode value : Planner.call(dataset.python(), request).path("values")) {
-        values.add(value.asText(null));
+      JsonNode answer = Planner.call(dataset.python(), request).path("rows");
+      if (!answer.isArray()) {
+        return null;
       }
+      answer.forEach(row -> rows.add(values(row)));
     }
     List<String> names = Arrays.stream(functions).map(Object::toString).toList();
-    return values.size() == functions.length ? new Aggregates(names, schema, values) : null;
+    return new Aggregates(names, List.copyOf(groups), schema, rows);
+  }
+
+  /** Returns the texts of a JSON array, in which null stays null. */
+  static ArrayList<String> values(JsonNode array) {
+    ArrayList<String> values = new ArrayList<>();
+    array.forEach(value -> values.add(value.asText(null)));
+    return values;
+  }
+
+  /** Returns the type of a column; null if its values have another order than their bytes. */
+  static DataType comparable(Described dataset, String column) {
+    if (!Arrays.asList(dataset.schema().fieldNames()).contains(column)) {
+      return null;
+    }
+    DataType type = dataset.schema().apply(column).dataType();
+    boolean isCollated = type instanceof StringType && !type.equals(DataTypes.StringType);
+    return isCollated ? null : type;
+  }
+
+  /** Returns the column that an expression is; null if it is something else. */
+  static String columnOf(Expression expression) {
+    return expression instanceof NamedReference reference && reference.fieldNames().length == 1
+        ? reference.fieldNames()[0]
+        : null;
   }
 
   private static ObjectNode encode(AggregateFunc function) {
@@ -85,9 +133,7 @@ record Aggregates(List<String> functions, StructType schema, ArrayList<String> v
     } else {
       return null;
     }
-    if (!(argument instanceof NamedReference reference) || reference.fieldNames().length != 1) {
-      return null;
-    }
-    return node.put("column", reference.fieldNames()[0]);
+    String column = columnOf(argument);
+    return column == null ? null : node.put("column", column);
   }
 }

@@ -6,8 +6,10 @@ import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import org.apache.arrow.flatbuf.DictionaryBatch;
 import org.apache.arrow.flatbuf.Message;
 import org.apache.arrow.flatbuf.MessageHeader;
@@ -30,6 +32,7 @@ final class BatchStream implements Closeable {
   private final Map<Long, DataType> dictionaryTypes = new HashMap<>();
   private final Map<Long, Segments> dictionaries = new HashMap<>();
   private final Map<Long, List<ArrowBuf>> dictionaryMemory = new HashMap<>();
+  private final Set<Long> unusedDictionaries = new HashSet<>();
   private final List<ArrowBuf> retired = new ArrayList<>();
   private final List<ArrowBuf> owned = new ArrayList<>();
   private ArrowBuf body;
@@ -103,7 +106,7 @@ final class BatchStream implements Closeable {
       }
       found[targets[index]] = true;
       count++;
-      collectDictionaries(fields.get(index), wanted.fields()[targets[index]].dataType());
+      collectDictionaries(fields.get(index), wanted.fields()[targets[index]].dataType(), false);
     }
     if (count != wanted.length()) {
       throw ReadFailure.invalid("the server sent fewer columns than were requested");
@@ -120,7 +123,9 @@ final class BatchStream implements Closeable {
     return -1;
   }
 
-  private void collectDictionaries(ArrowField field, DataType type) throws ReadFailure {
+  /** Notes the dictionaries of a field; {@code isPair} if it is a key of a map with its value. */
+  private void collectDictionaries(ArrowField field, DataType type, boolean isPair)
+      throws ReadFailure {
     if (field.dictionary() != null) {
       long id = field.dictionary().id();
       DataType known = dictionaryTypes.putIfAbsent(id, type);
@@ -131,15 +136,27 @@ final class BatchStream implements Closeable {
     }
     List<ArrowField> children = field.children();
     for (int index = 0; index < children.size(); index++) {
-      DataType childType = childType(type, children.get(index), index);
+      ArrowField child = children.get(index);
+      DataType childType = childType(type, child, index, isPair);
       if (childType != null) {
-        collectDictionaries(children.get(index), childType);
+        collectDictionaries(child, childType, type instanceof MapType);
+      } else {
+        collectUnused(child);
       }
     }
   }
 
-  /** Returns the Spark type of a child; null if the child contains no value of its own. */
-  private static DataType childType(DataType type, ArrowField child, int index) {
+  /** Notes the dictionaries of a field of a struct that the query does not need. */
+  private void collectUnused(ArrowField field) {
+    if (field.dictionary() != null) {
+      unusedDictionaries.add(field.dictionary().id());
+    }
+    field.children().forEach(this::collectUnused);
+  }
+
+  /** Returns the Spark type of a child; null if the query needs no value of its own of it. */
+  private static DataType childType(
+      DataType type, ArrowField child, int index, boolean isPair) {
     if (type instanceof ArrayType array) {
       return array.elementType();
     }
@@ -147,7 +164,7 @@ final class BatchStream implements Closeable {
       return new StructType().add("key", map.keyType()).add("value", map.valueType());
     }
     if (type instanceof StructType struct) {
-      if (struct.length() == 2 && "key".equals(struct.fieldNames()[0]) && index < 2) {
+      if (isPair && index < 2) {
         return struct.fields()[index].dataType();
       }
       return Arrays.asList(struct.fieldNames()).contains(child.name())
@@ -169,7 +186,7 @@ final class BatchStream implements Closeable {
     }
     try {
       ArrowField field = dictionaryFields.get(id);
-      if (field == null && messages.hasAllColumns()) {
+      if (field == null && (messages.hasAllColumns() || unusedDictionaries.contains(id))) {
         return; // of a column that was not requested
       }
       if (field == null) {

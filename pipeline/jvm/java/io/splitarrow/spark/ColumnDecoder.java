@@ -241,21 +241,35 @@ final class ColumnDecoder {
     return decodeChildren(field, type, ((StructType) type).fields(), true);
   }
 
-  /** Decodes the fields of a struct, and returns them in the order of Spark's type. */
+  /**
+   * Decodes the fields of a struct, and returns them in the order of Spark's type.
+   *
+   * <p>A query may need some of the fields only. Those of variants and maps must be complete.
+   */
   private Column decodeChildren(
       ArrowField field, DataType type, StructField[] wanted, boolean byName) throws ReadFailure {
     Header header = header();
     List<ArrowField> children = field.children();
-    if (children.size() != wanted.length) {
+    boolean isPrunable = byName && type instanceof StructType;
+    if (isPrunable ? children.size() < wanted.length : children.size() != wanted.length) {
       throw unsupported(field, type);
     }
     Column[] columns = new Column[wanted.length];
-    for (int index = 0; index < wanted.length; index++) {
+    for (int index = 0; index < children.size(); index++) {
       int target = byName ? find(wanted, children.get(index).name()) : index;
+      if (target < 0 && isPrunable) {
+        skip(children.get(index));
+        continue;
+      }
       if (target < 0 || columns[target] != null) {
         throw unsupported(field, type);
       }
       columns[target] = decode(children.get(index), wanted[target].dataType());
+    }
+    for (Column column : columns) {
+      if (column == null) {
+        throw unsupported(field, type);
+      }
     }
     return new Structs(type, header.length, header.validity, header.nulls, columns);
   }

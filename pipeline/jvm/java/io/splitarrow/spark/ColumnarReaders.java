@@ -23,12 +23,13 @@ record ColumnarReaders(ReadTask task) implements PartitionReaderFactory {
   @Override
   public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
     if (partition instanceof AggregatePartition aggregates) {
-      return new AggregateRow(task.schema(), aggregates.values());
+      return new AggregateRows(task.schema(), aggregates.rows());
     }
     if (partition instanceof CountPartition count) {
       return PartitionColumns.counted(count);
     }
-    ShardPartition shards = (ShardPartition) partition;
+    ShardPartition shards =
+        partition instanceof KeyedPartition keyed ? keyed.shards() : (ShardPartition) partition;
     return task.metadata() == null
         ? new PartitionColumns(task, shards)
         : task.metadata().read(task, shards);

@@ -6,6 +6,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import org.apache.spark.sql.connector.expressions.SortOrder;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.read.Scan;
@@ -13,23 +14,28 @@ import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
 import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.connector.read.SupportsPushDownTopN;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
-/** Collects what one query needs of a dataset: columns, filters, a limit, or only the count. */
+/** Collects what one query needs of a dataset: columns, filters, a limit, or only aggregates. */
 final class DatasetScanBuilder
     implements ScanBuilder,
         SupportsPushDownRequiredColumns,
         SupportsPushDownV2Filters,
         SupportsPushDownLimit,
+        SupportsPushDownTopN,
         SupportsPushDownAggregates {
   private final Described dataset;
   private StructType schema;
   private StructType metadata;
   private Predicate[] pushed = {};
   private String filter;
+  private boolean isFilterExact = true;
   private int limit = -1;
+  private TopRows top;
   private Aggregates aggregates;
   private boolean isAggregated;
 
@@ -38,7 +44,12 @@ final class DatasetScanBuilder
     this.schema = schema;
   }
 
-  /** Keeps the required columns. A server sends a struct with all of its fields. */
+  /**
+   * Keeps the required columns, and of structs the required fields.
+   *
+   * <p>A server sends a struct with all of its fields. Of a mapped file, only those that are read
+   * become columns.
+   */
   @Override
   public void pruneColumns(StructType required) {
     if (!isAggregated) {
@@ -49,11 +60,15 @@ final class DatasetScanBuilder
       }
       schema =
           new StructType(
-              Arrays.stream(required.fieldNames())
-                  .filter(known::contains)
-                  .map(columns::apply)
+              Arrays.stream(required.fields())
+                  .filter(field -> known.contains(field.name()))
+                  .map(field -> prune(columns.apply(field.name()), field.dataType()))
                   .toArray(StructField[]::new));
     }
+  }
+
+  private static StructField prune(StructField field, DataType type) {
+    return new StructField(field.name(), type, field.nullable(), field.metadata());
   }
 
   @Override
@@ -72,10 +87,9 @@ final class DatasetScanBuilder
     for (int index = 0; index < predicates.length; index++) {
       (answer.get("accepted").get(index).asBoolean() ? accepted : rejected).add(predicates[index]);
     }
-    if (!accepted.isEmpty()) {
-      filter = answer.get("filter").asText();
-      pushed = accepted.toArray(Predicate[]::new);
-    }
+    filter = answer.path("filter").asText(null);
+    pushed = accepted.toArray(Predicate[]::new);
+    isFilterExact = rejected.isEmpty();
     return rejected.toArray(Predicate[]::new);
   }
 
@@ -93,6 +107,16 @@ final class DatasetScanBuilder
     return true;
   }
 
+  /** A shard is left out if its rows cannot be among the first ones. Spark sorts the others. */
+  @Override
+  public boolean pushTopN(SortOrder[] orders, int rows) {
+    if (!dataset.pushdown() || !isFilterExact || filter != null || isAggregated) {
+      return false;
+    }
+    top = TopRows.of(dataset, orders, rows);
+    return top != null;
+  }
+
   /** Every task applies the limit to its own rows, so Spark applies it once more. */
   @Override
   public boolean isPartiallyPushed() {
@@ -101,10 +125,10 @@ final class DatasetScanBuilder
 
   @Override
   public boolean supportCompletePushDown(Aggregation candidates) {
-    if (!dataset.pushdown() || filter != null) {
+    if (!dataset.pushdown() || !isFilterExact) {
       return false;
     }
-    aggregates = Aggregates.of(dataset, candidates);
+    aggregates = Aggregates.of(dataset, candidates, filter);
     return aggregates != null;
   }
 
@@ -127,6 +151,7 @@ final class DatasetScanBuilder
         filter,
         Arrays.asList(pushed),
         limit,
+        top,
         isAggregated ? aggregates : null);
   }
 }

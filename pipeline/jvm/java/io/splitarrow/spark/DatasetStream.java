@@ -5,6 +5,7 @@ import java.io.IOException;
 import java.io.OutputStream;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.util.List;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 import org.apache.spark.SparkContext;
@@ -98,7 +99,7 @@ final class DatasetStream implements MicroBatchStream, SupportsTriggerAvailableN
     ObjectNode request = dataset.request("stream_plan");
     request.put("start", begin.json());
     request.put("end", end.json());
-    return scan.planShards(request);
+    return scan.planShards(request, List.of());
   }
 
   @Override

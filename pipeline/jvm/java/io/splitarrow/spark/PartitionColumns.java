@@ -33,7 +33,8 @@ final class PartitionColumns implements PartitionReader<ColumnarBatch> {
         if (index == partition.shards().size()) {
           return false;
         }
-        reader = new ShardReader(task, partition.shards().get(index++), left, memory);
+        Shard shard = partition.shards().get(index++);
+        reader = new ShardReader(task, shard, partition.filter(), left, memory);
       }
       BatchStream stream = reader.next();
       if (stream == null) {

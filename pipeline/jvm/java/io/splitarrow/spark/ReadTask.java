@@ -12,7 +12,6 @@ import org.apache.spark.sql.types.StructType;
  * @param dataset the name of the dataset
  * @param schema the columns to deliver
  * @param columns the columns to request: those of the schema, or one if it has none
- * @param filter the filter that the servers apply, in base64; null if there is none
  * @param metadata the column that states where rows are stored; null if no query needs it
  * @param memoryLimit the memory of a task outside of the heap, in bytes
  * @param python the interpreter that renews tickets on the executors
@@ -23,7 +22,6 @@ record ReadTask(
     String dataset,
     StructType schema,
     StructType columns,
-    String filter,
     RowMetadata metadata,
     Timeouts timeouts,
     long memoryLimit,

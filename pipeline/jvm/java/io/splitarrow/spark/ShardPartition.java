@@ -6,9 +6,10 @@ import org.apache.spark.sql.connector.read.InputPartition;
 /**
  * The shards that one task reads.
  *
+ * @param filter the filter that the servers apply, in base64; null if there is none
  * @param limit the largest number of rows of the task; negative if there is no limit
  */
-record ShardPartition(List<Shard> shards, long limit) implements InputPartition {
+record ShardPartition(List<Shard> shards, String filter, long limit) implements InputPartition {
   private static final long serialVersionUID = 1L;
 
   /** Returns the hosts of the daemons that the task reads from first. */

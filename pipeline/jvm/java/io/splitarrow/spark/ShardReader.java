@@ -25,6 +25,7 @@ final class ShardReader implements Closeable {
 
   private final ReadTask task;
   private final Shard shard;
+  private final String filter;
   private final Memory memory;
   private final long limit;
   private final List<Replica> replicas;
@@ -38,9 +39,10 @@ final class ShardReader implements Closeable {
   private long earlierBytes;
   private long earlierMapped;
 
-  ShardReader(ReadTask task, Shard shard, long limit, Memory memory) {
+  ShardReader(ReadTask task, Shard shard, String filter, long limit, Memory memory) {
     this.task = task;
     this.shard = shard;
+    this.filter = filter;
     this.limit = limit;
     this.memory = memory;
     replicas = new ArrayList<>(shard.replicas());
@@ -196,7 +198,7 @@ final class ShardReader implements Closeable {
     request.put("version", replica.version());
     request.put("shard", replica.shard());
     request.set("columns", Replica.toJson(task.columnNames()));
-    request.put("filter", task.filter());
+    request.put("filter", filter);
     if (rows > 0) {
       request.put("offset", rows);
     }

@@ -1,7 +1,10 @@
 package io.splitarrow.spark;
 
 import java.math.BigDecimal;
+import java.util.ArrayList;
+import java.util.Iterator;
 import java.util.List;
+import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.execution.vectorized.ConstantColumnVector;
 import org.apache.spark.sql.types.ByteType;
@@ -19,17 +22,22 @@ import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** Delivers the values of aggregates as one row. */
-final class AggregateRow implements PartitionReader<ColumnarBatch> {
-  private final ColumnarBatch batch;
-  private boolean isRead;
+/** Delivers the values of aggregates, a row for each group. */
+final class AggregateRows implements PartitionReader<ColumnarBatch> {
+  private final StructType schema;
+  private final Iterator<ArrayList<String>> rows;
+  private ColumnarBatch batch;
 
-  AggregateRow(StructType schema, List<String> values) {
-    ColumnVector[] columns = new ColumnVector[values.size()];
-    for (int index = 0; index < columns.length; index++) {
-      columns[index] = column(schema.fields()[index].dataType(), values.get(index));
-    }
-    batch = new ColumnarBatch(columns, 1);
+  AggregateRows(StructType schema, List<ArrayList<String>> rows) {
+    this.schema = schema;
+    this.rows = rows.iterator();
+  }
+
+  /** Returns values in Spark's internal form as a row. */
+  static InternalRow toRow(StructType schema, ArrayList<String> values) {
+    AggregateRows rows = new AggregateRows(schema, List.of(values));
+    rows.next();
+    return rows.get().getRow(0).copy();
   }
 
   private static ColumnVector column(DataType type, String value) {
@@ -63,9 +71,16 @@ final class AggregateRow implements PartitionReader<ColumnarBatch> {
 
   @Override
   public boolean next() {
-    boolean first = !isRead;
-    isRead = true;
-    return first;
+    if (!rows.hasNext()) {
+      return false;
+    }
+    List<String> values = rows.next();
+    ColumnVector[] columns = new ColumnVector[values.size()];
+    for (int index = 0; index < columns.length; index++) {
+      columns[index] = column(schema.fields()[index].dataType(), values.get(index));
+    }
+    batch = new ColumnarBatch(columns, 1);
+    return true;
   }
 
   @Override
@@ -74,7 +89,5 @@ final class AggregateRow implements PartitionReader<ColumnarBatch> {
   }
 
   @Override
-  public void close() {
-    batch.close();
-  }
+  public void close() {}
 }
