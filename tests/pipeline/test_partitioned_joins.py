@@ -12,8 +12,11 @@ from pyspark.sql import functions as sf
 
 from helpers.publication import publish
 from splitarrow.pipeline.shards import PARTITION_KEY
+from splitarrow.pipeline.spark_versions import VERSION
+from splitarrow.pipeline.stored_types import TYPE_KEY
 from splitarrow.publication.version_store import VersionStore
 
+LINE = tuple(int(part) for part in VERSION.split(".")[:2])
 DAY = dt.date(2026, 3, 1)
 TYPES: dict[str, tuple[Any, list[Any]]] = {
     "word": (pa.dictionary(pa.int8(), pa.string()), ["b", "a", "", None, "b"]),
@@ -138,3 +141,38 @@ def test_groups_of_partitions_move_no_rows(spark, join, tmp_path):
     expected = plain.groupBy("word").agg(sf.sum("id").alias("total"))
     assert "Exchange" in plan_of(expected)
     assert rows_of(sums) == rows_of(expected)
+
+
+def test_partitions_have_the_shards_of_their_rows(spark, join, tmp_path):
+    join("word")
+    frame = spark.read.format("splitarrow").load(str(tmp_path / "left"))
+    shards = sf.sort_array(sf.collect_set("shard")).alias("shards")
+    found = frame.select("word", "_metadata.shard").groupBy("word").agg(shards)
+    assert "Exchange" not in plan_of(found)
+    expected = {"b": [0, 5, 6], "a": [1], "": [3], None: [4]}
+    assert {row.word: row.shards for row in found.collect()} == expected
+
+
+@pytest.mark.skipif(LINE < (4, 0), reason="Spark 3.5 has no collations")
+def test_values_with_a_collation_are_no_keys_and_have_no_groups(spark, tmp_path, serve, settings):
+    collated = pa.field("word", pa.string()).with_metadata(
+        {TYPE_KEY: b'"string collate UTF8_LCASE"'}
+    )
+    schema = pa.schema([collated, ("id", pa.int64())])
+    words = ["b", "A", None, "B", "a"]
+    tables = [pa.table([[w] * 2, [n, n + 10]], schema=schema) for n, w in enumerate(words)]
+    publish(VersionStore(tmp_path / "set"), "one", *(mark(each, "word") for each in tables))
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    reader = spark.read.format("splitarrow").options(uri=uri, reader="jvm")
+    frame, plain = reader.load("set"), reader.option("pushdown", "false").load("set")
+    for of in (
+        lambda f: f.groupBy("word").count().select("count"),
+        lambda f: f.selectExpr("lower(max(word))", "lower(min(word))", "count(word)"),
+        lambda f: f.where("word = 'A'").select("id"),
+        lambda f: f.orderBy(sf.desc("word"), "id").limit(3).select("id"),
+        lambda f: f.join(f.select("word", sf.col("id").alias("other")), "word").select("other"),
+    ):
+        assert rows_of(of(frame)) == rows_of(of(plain))
+    assert frame.groupBy("word").count().count() == 3
+    joined = frame.join(frame.select("word", sf.col("id").alias("other")), "word")
+    assert joined.count() == 32
