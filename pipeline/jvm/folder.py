@@ -180,7 +180,7 @@ def _plan_shards(
     values: Mapping[str, Any],
     options: SparkOptions,
 ) -> dict[str, Any]:
-    if has_no_value(values["runtime"]):
+    if has_no_value(values.get("runtime", ())):
         return {"partitions": []}
     store, manifest = _load(folder, version)
     base = Path(store.location)
@@ -202,7 +202,7 @@ def _plan_shards(
     sizes = [shard.nbytes for shard in manifest.shards]
     shards_per_task = options.count("shards_per_partition")
     keys = None
-    if values["keyed"] and limit is None:
+    if values.get("keyed") and limit is None:
         keys = find_keys(_make_statistics(manifest))
     tasks = [chosen] if limit is not None else divide(chosen, sizes, shards_per_task, values, keys)
     return {
