@@ -90,10 +90,10 @@ bench-vortex: $(VENV)/installed-test ## measure Vortex beside LZ4 and ZSTD over 
 	    --markdown docs/benchmarks.md --markdown benchmarks/results.md $(ARGS)
 
 .PHONY: bench-spark
-bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's reads and writes; updates docs/benchmarks.md
+bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's reads and writes; updates benchmarks/results.md
 	@mkdir -p .benchmarks
 	@$(BIN)/python -m splitarrow.benchmarks.studies.spark --json .benchmarks/spark.json \
-	    --markdown docs/benchmarks.md --plot docs/images/spark.svg $(ARGS)
+	    --markdown benchmarks/results.md $(ARGS)
 
 # The link is that of the tests.
 .PHONY: bench-network
@@ -254,6 +254,13 @@ test-spark: $(UV) ## run the tests of another version of Spark; SPARK=3.5
 	    tests/pipeline/test_spark_versions.py tests/pipeline/test_catalog.py \
 	    tests/pipeline/test_jvm_streaming.py tests/pipeline/test_spark_connect.py \
 	    tests/pipeline/test_cluster.py::test_killed_executors_daemons_and_drivers_leave_nothing $(ARGS)
+
+.PHONY: bench-spark-formats
+bench-spark-formats: $(UV) ## measure Spark beside Parquet in a version of Spark; SPARK=3.5
+	@$(UV) venv --quiet --allow-existing --python 3.11 $(SPARK_ENV)
+	@$(UV) pip install --quiet --python $(SPARK_ENV)/bin/python --editable . 'pyspark==$(SPARK).*' \
+	    'pandas>=2.2,<3'
+	@$(SPARK_ENV)/bin/python -m splitarrow.benchmarks.studies.spark_formats $(ARGS)
 
 .PHONY: format
 format: $(VENV)/installed-test ## sort imports, fix what ruff can fix, format

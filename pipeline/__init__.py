@@ -36,9 +36,9 @@ whose Python workers run the tasks::
 - A read uses one version, which the driver chooses. A repeated task reads the same rows again.
 - Each micro-batch of a stream is planned in the same way. Spark stores its `stream_offsets`.
 - The data source exists twice under one name, in Python and in Java (`jvm/`), and Spark prefers
-  Java. That one reads the data plane by itself. The module `plan` runs in a process beside the
-  driver's JVM, and speaks with the control plane for it. It leaves writes, and reads that it
-  cannot do, to the one in Python.
+  Java. That one reads the data plane by itself, and leaves reads that it cannot do to the one in
+  Python. The module `plan` runs in processes beside the JVMs: on the driver it speaks with the
+  control plane, and on the executors it makes shards of the rows that tasks write.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _MEASURED = "# --- measured: `make figures` writes this part ---\n"
 _SIZES = ["4 KiB", "64 KiB", "1 MiB", "8 MiB", "64 MiB"]
 _BACKENDS = ["splitarrow-tcp", "splitarrow-tcp-async", "splitarrow-shm", "flight"]
-_SPARK_JOB = "reading and summing every column"
 _UNITS = {"KiB": 2**10, "MiB": 2**20}
 _CONSUMERS = {"count": "A client that counts rows", "sum": "A client that sums every column"}
 
@@ -91,7 +90,6 @@ def fill_figures(text: str, benchmarks: str) -> str:
 def measured_figures(benchmarks: str) -> Tables:
     """Return the figures that follow from the tables of the benchmarks."""
     bench = _between(benchmarks, "<!-- benchmark: begin -->", "<!-- benchmark: end -->")
-    spark = _between(benchmarks, "<!-- spark benchmark: begin -->", "<!-- spark benchmark: end -->")
     tables: Tables = {}
     for consume, heading in _CONSUMERS.items():
         tables |= _single_client(bench, consume, heading)
@@ -101,11 +99,6 @@ def measured_figures(benchmarks: str) -> Tables:
         if "clients" in row
     }
     tables["clients"] = clients | {"eight_by_one": clients["tcp_8"] / clients["tcp_1"]}
-    jobs = {
-        row[_SPARK_JOB]: _number(row["M rows/s"]) for row in _read_rows(spark) if _SPARK_JOB in row
-    }
-    parquet = jobs["`spark.read.parquet` of the same rows"]
-    tables["spark"] = {"python_by_parquet": jobs["Python source, shared memory"] / parquet}
     return tables
 
 

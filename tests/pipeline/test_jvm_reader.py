@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+import splitarrow
 from helpers.files import write_file, write_shards, write_stream
 from helpers.pki import Pki
 from helpers.waiting import wait_until
@@ -134,6 +135,19 @@ def test_a_query_transfers_only_its_columns(wide, load):
     frame = load(wide.control_uri, "wide")
     assert bytes_received(frame.select("c3")) <= 1.2 * 8 * ROWS * SHARDS
     assert "ReadSchema: struct<c3:double>" in plan_of(frame.select("c3"))
+
+
+def test_the_shards_of_a_task_share_connections(wide, load):
+    def accepted() -> int:
+        with splitarrow.connect(wide.control_uri) as client:
+            return client.status()["stats"]["connections_total"]
+
+    before = accepted()
+    frame = load(wide.control_uri, "wide", shards_per_partition=SHARDS)
+    assert frame.agg({"c1": "sum"}).first()[0] > 0
+    assert len(frame.select("c2").collect()) == SHARDS * ROWS
+    # Two tasks, which read a shard and ask for the next one.
+    assert accepted() - before <= 4
 
 
 def test_a_count_reads_nothing(wide, load):

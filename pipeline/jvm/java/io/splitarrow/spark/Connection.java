@@ -29,9 +29,14 @@ final class Connection implements Closeable {
       ByteBuffer.allocateDirect(STAGING).order(ByteOrder.LITTLE_ENDIAN).limit(0);
   private final String peer;
   private final long stallMillis;
+  private boolean isOpened;
+  private boolean isGreeted;
 
   /** The bytes received so far. */
   long received;
+
+  /** When the last stream ended, by the clock of this JVM. */
+  long idleSince;
 
   /** The header of the current frame. */
   boolean tagged;
@@ -65,31 +70,54 @@ final class Connection implements Closeable {
     selector = opened;
   }
 
-  /** Sends the preface, a request for keep-alives if the server knows them, and the ticket. */
+  /** Sends the preface once, a request for keep-alives if the server knows them, and the ticket. */
   void request(Address address, byte[] ticket) throws IOException {
-    boolean keepAlive = address.keepAlive() != null;
     ByteBuffer out =
         ByteBuffer.allocate(PREFACE.length + 2 * HEADER + 4 + ticket.length)
             .order(ByteOrder.LITTLE_ENDIAN);
-    out.put(PREFACE);
-    if (keepAlive) {
+    if (!isOpened) {
+      out.put(PREFACE);
+      isOpened = true;
+      putKeepAlive(out, address);
+    }
+    putHeader(out, ticket.length, address.wantData());
+    sendAll(out.put(ticket).flip());
+  }
+
+  /** Confirms the end of a stream; returns whether another one may follow on this connection. */
+  boolean confirm(Address address) throws IOException {
+    if (address.keepAlive() == null || staging.hasRemaining()) {
+      return false;
+    }
+    ByteBuffer out = ByteBuffer.allocate(HEADER + 4).order(ByteOrder.LITTLE_ENDIAN);
+    putKeepAlive(out, address);
+    sendAll(out.flip());
+    return true;
+  }
+
+  private void putKeepAlive(ByteBuffer out, Address address) {
+    if (address.keepAlive() != null) {
       putHeader(out, 4, address.keepAlive());
       out.putInt((int) Math.min(Math.max(100, stallMillis / 3), 60_000));
     }
-    putHeader(out, ticket.length, address.wantData());
-    out.put(ticket).flip();
+  }
+
+  private void sendAll(ByteBuffer out) throws IOException {
     while (out.hasRemaining()) {
       if (send(out) == 0) {
         await(tls == null || tls.isBlockedOnWrite() ? SelectionKey.OP_WRITE : SelectionKey.OP_READ);
       }
     }
     channel.keyFor(selector).interestOps(SelectionKey.OP_READ);
+  }
+
+  private void receivePreface() throws IOException {
     byte[] answer = new byte[PREFACE.length];
-    ByteBuffer view = ByteBuffer.wrap(answer);
-    receive(view);
+    receive(ByteBuffer.wrap(answer));
     if (!java.util.Arrays.equals(answer, PREFACE)) {
       throw ReadFailure.invalid(peer + ": the server does not speak this protocol");
     }
+    isGreeted = true;
   }
 
   private int send(ByteBuffer out) throws IOException {
@@ -113,8 +141,11 @@ final class Connection implements Closeable {
     out.putLong(1).putLong(length).putLong(tag);
   }
 
-  /** Receives the header of the next frame. */
+  /** Receives the header of the next frame, and before the first one the server's preface. */
   void nextFrame() throws IOException {
+    if (!isGreeted) {
+      receivePreface();
+    }
     while (staging.remaining() < HEADER) {
       staging.compact();
       fill(staging);

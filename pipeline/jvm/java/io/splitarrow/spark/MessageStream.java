@@ -44,7 +44,9 @@ final class MessageStream implements Messages {
     }
   }
 
+  private final Connections connections;
   private final Connection connection;
+  private final long earlier;
   private final Memory memory;
   private final Address address;
   private final Map<Integer, Pending> pending = new HashMap<>();
@@ -53,11 +55,13 @@ final class MessageStream implements Messages {
   private int repeated;
   private Integer end;
 
-  MessageStream(Address address, byte[] ticket, Timeouts timeouts, Memory memory)
+  MessageStream(Address address, byte[] ticket, Connections connections, Memory memory)
       throws IOException {
     this.address = address;
     this.memory = memory;
-    connection = new Connection(address, timeouts);
+    this.connections = connections;
+    connection = connections.open(address);
+    earlier = connection.received;
     try {
       connection.request(address, ticket);
     } catch (IOException error) {
@@ -68,7 +72,7 @@ final class MessageStream implements Messages {
 
   @Override
   public long received() {
-    return connection.received;
+    return connection.received - earlier;
   }
 
   @Override
@@ -86,7 +90,7 @@ final class MessageStream implements Messages {
         next++;
         return part.part();
       }
-      if (end != null && end == next && pending.isEmpty()) {
+      if (hasEnded()) {
         return null;
       }
       connection.nextFrame();
@@ -96,6 +100,10 @@ final class MessageStream implements Messages {
         receiveMetadata();
       }
     }
+  }
+
+  private boolean hasEnded() {
+    return end != null && end == next && pending.isEmpty();
   }
 
   private void check(Pending part) throws ReadFailure {
@@ -294,6 +302,7 @@ final class MessageStream implements Messages {
 
   @Override
   public void close() throws IOException {
+    boolean hasEnded = hasEnded();
     for (Pending part : pending.values()) {
       if (part.body != null) {
         part.body.close();
@@ -304,6 +313,6 @@ final class MessageStream implements Messages {
       spare.close();
       spare = null;
     }
-    connection.close();
+    connections.close(address, connection, hasEnded);
   }
 }

@@ -11,8 +11,10 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
 final class PartitionColumns implements PartitionReader<ColumnarBatch> {
   private final ReadTask task;
   private final ShardPartition partition;
+  private final Connections connections;
   private final Memory memory;
   private ShardReader reader;
+  private ShardReader ahead;
   private int index;
   private long left;
   private long earlierBytes;
@@ -23,6 +25,7 @@ final class PartitionColumns implements PartitionReader<ColumnarBatch> {
     this.task = task;
     this.partition = partition;
     left = partition.limit();
+    connections = new Connections(task.timeouts());
     memory = new Memory(task.memoryLimit());
   }
 
@@ -33,8 +36,9 @@ final class PartitionColumns implements PartitionReader<ColumnarBatch> {
         if (index == partition.shards().size()) {
           return false;
         }
-        Shard shard = partition.shards().get(index++);
-        reader = new ShardReader(task, shard, partition.filter(), left, memory);
+        reader = ahead == null ? open(index) : ahead;
+        ahead = null;
+        index++;
       }
       BatchStream stream = reader.next();
       if (stream == null) {
@@ -44,10 +48,20 @@ final class PartitionColumns implements PartitionReader<ColumnarBatch> {
         reader = null;
       } else if (stream.rows > 0) {
         take(stream);
+        // The server answers for the next shard while Spark processes the last rows of this one.
+        if (reader.isAtEnd() && left != 0 && ahead == null && index < partition.shards().size()) {
+          ahead = open(index);
+          ahead.prepare();
+        }
         return true;
       }
     }
     return false;
+  }
+
+  private ShardReader open(int position) {
+    Shard shard = partition.shards().get(position);
+    return new ShardReader(task, shard, partition.filter(), left, connections, memory);
   }
 
   /** Returns the shard that the current batch is a part of. */
@@ -86,9 +100,12 @@ final class PartitionColumns implements PartitionReader<ColumnarBatch> {
   @Override
   public void close() throws IOException {
     try {
-      if (reader != null) {
-        reader.close();
+      for (ShardReader open : new ShardReader[] {reader, ahead}) {
+        if (open != null) {
+          open.close();
+        }
       }
+      connections.close();
     } finally {
       memory.close();
     }

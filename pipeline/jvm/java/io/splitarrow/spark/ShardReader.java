@@ -26,6 +26,7 @@ final class ShardReader implements Closeable {
   private final ReadTask task;
   private final Shard shard;
   private final String filter;
+  private final Connections connections;
   private final Memory memory;
   private final long limit;
   private final List<Replica> replicas;
@@ -39,7 +40,14 @@ final class ShardReader implements Closeable {
   private long earlierBytes;
   private long earlierMapped;
 
-  ShardReader(ReadTask task, Shard shard, String filter, long limit, Memory memory) {
+  ShardReader(
+      ReadTask task,
+      Shard shard,
+      String filter,
+      long limit,
+      Connections connections,
+      Memory memory) {
+    this.connections = connections;
     this.task = task;
     this.shard = shard;
     this.filter = filter;
@@ -57,6 +65,22 @@ final class ShardReader implements Closeable {
   /** Returns the bytes of a mapped file that the columns so far consist of. */
   long mapped() {
     return earlierMapped + (stream == null ? 0 : stream.mapped);
+  }
+
+  /** Returns whether the shard has no more rows, as far as the plan knows. */
+  boolean isAtEnd() {
+    return shard.rows() >= 0 && rows >= shard.rows();
+  }
+
+  /** Asks for the rows before they are needed. What fails is tried again when they are. */
+  void prepare() throws IOException {
+    try {
+      if (!mapsFile) {
+        stream = open();
+      }
+    } catch (ReadFailure failure) {
+      closeStream();
+    }
   }
 
   /** Returns the stream at its next record batch; null at the end of the shard. */
@@ -168,7 +192,7 @@ final class ShardReader implements Closeable {
     for (Address address : replica.addresses()) {
       MessageStream messages = null;
       try {
-        messages = new MessageStream(address, ticket, task.timeouts(), memory);
+        messages = new MessageStream(address, ticket, connections, memory);
         return new BatchStream(messages, task.columns(), memory);
       } catch (ReadFailure failure) {
         last = failure;
