@@ -47,7 +47,7 @@ def _answer(line: bytes) -> dict[str, Any]:
         }
 
 
-_WRITES = ("find", "merge", "write", "create", "begin", "commit", "abort")
+_WRITES = ("find", "merge", "write", "create", "check", "begin", "commit", "abort")
 
 
 def _dispatch(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,9 @@ from pyspark.sql import types as st
 
 from ...errors import NotFoundError, UsageError
 from ...formats.arrow.schema import describe_difference
+from ...publication.manifest import ShardEntry
 from ...publication.version_store import VersionStore
+from ..filters import push_predicates
 from ..folder_publication import publish_folder
 from ..options import TLS_OPTIONS, SparkOptions, local_path
 from ..reader import READ_OPTIONS, RemoteDataset
@@ -35,6 +38,7 @@ from ..shards import (
 )
 from ..types import arrow_schema, spark_schema
 from ..writer import WRITE_OPTIONS, plan_write
+from .pruning import ShardStatistics, UnknownError, VersionStatistics, simple_schema
 
 _DAEMON_OPTIONS = ("uri", "dataset", "replicas", "staging", "token", *TLS_OPTIONS)
 _SPARK_OPTIONS = ("__partition_columns", "partitionoverwritemode", "checkpointlocation")
@@ -48,7 +52,8 @@ class _Write:
 
     job: WriteJob
     mode: str
-    """``append``, ``overwrite`` or ``dynamic``, which replaces the partitions that it writes."""
+    """``append``, ``overwrite``, ``dynamic``, which replaces the partitions that it writes, or
+    ``where``, which replaces the shards that a filter selects."""
     daemons: RemoteDataset | None = None
     """The dataset to upload the shards to; None publishes them where they are."""
     replicas: int = 1
@@ -56,6 +61,8 @@ class _Write:
     """The folder to remove once the shards are uploaded."""
     base: int | None = None
     """The version that must still be the current one."""
+    where: str = ""
+    """The filter of the mode ``where``."""
 
 
 def answer_write(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +139,8 @@ def _plan(values: Mapping[str, Any]) -> dict[str, Any]:
     if mode == "replace" or (mode == "dynamic" and (not columns or current is None)):
         mode = "overwrite"
     daemons = _find_daemons(options)
-    if daemons is not None and mode == "dynamic":
+    where = _find_where(values, current) if mode == "where" else ""
+    if daemons is not None and mode in ("dynamic", "where"):
         raise UsageError(
             "daemons replace a dataset as a whole; write the partitions to a folder that they serve"
         )
@@ -145,7 +153,7 @@ def _plan(values: Mapping[str, Any]) -> dict[str, Any]:
     if current is not None and mode != "overwrite":
         job = _conform(job, current)
     write = _Write(
-        job, mode, daemons, options.count("replicas") or 1, staging, options.count("__base")
+        job, mode, daemons, options.count("replicas") or 1, staging, options.count("__base"), where
     )
     return {
         "write": encode(write),
@@ -160,6 +168,39 @@ def _load_write(values: Mapping[str, Any]) -> _Write:
     write: _Write = decode(values["write"])
     name = values["job"]
     return write if name is None else replace(write, job=replace(write.job, job_id=name))
+
+
+def _find_where(values: Mapping[str, Any], current: pa.Schema | None) -> str:
+    """Return the filter that selects the shards to replace.
+
+    Raises `UsageError` if splitarrow cannot evaluate it.
+    """
+    if current is None:
+        return ""
+    accepted, text = push_predicates(values["where"], current)
+    if text is None or not all(accepted):
+        raise UsageError("an overwrite compares partition columns with constants only")
+    return text
+
+
+def _is_selected(shard: ShardEntry, schema: pa.Schema, where: str) -> bool:
+    """Return whether a filter selects all rows of a shard.
+
+    Raises `UsageError` if it selects only some of them, or nobody knows.
+    """
+    shards = [ShardStatistics(shard.rows, shard.columns)]
+    target = simple_schema(spark_schema(schema))
+    statistics = VersionStatistics(schema, target, lambda columns: shards)
+    try:
+        (decision,) = statistics.decide(where)
+    except UnknownError:
+        decision = None
+    if decision is None:
+        raise UsageError(
+            f"the overwrite would replace some rows of the shard {shard.path}; compare columns "
+            "that partition the dataset"
+        )
+    return decision
 
 
 def _conform(job: WriteJob, current: pa.Schema) -> WriteJob:
@@ -248,6 +289,15 @@ def _begin(values: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _check(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check that a stream can be written. Spark hides why one of its tasks fails."""
+    job = _load_write(values).job
+    store = VersionStore(job.location)
+    store.create_staging(job.job_id)
+    store.discard_empty_staging(job.job_id)
+    return {}
+
+
 def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
     """Publish the shards of all tasks as the next version, unless the job has one already.
 
@@ -264,6 +314,8 @@ def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
         columns = partition_columns(job.schema)
         written = {find_partition(shard, columns) for shard in shards}
         replaces = lambda shard: find_partition(shard, columns) in written  # noqa: E731
+    elif write.where:
+        replaces = partial(_is_selected, schema=job.shard_schema, where=write.where)
     if write.daemons is None:
         store.commit(
             job.job_id,
@@ -307,6 +359,7 @@ _OPERATIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "merge": _merge,
     "write": _plan,
     "create": _create,
+    "check": _check,
     "begin": _begin,
     "commit": _commit,
     "abort": _abort,

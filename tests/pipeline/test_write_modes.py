@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as sf
 
 from helpers.publication import read_version
 from splitarrow.pipeline.spark_versions import HAS_PYTHON_SOURCES
@@ -191,3 +192,29 @@ def test_a_version_published_meanwhile_is_not_lost(spark, append, tmp_path):
     with pytest.raises(Exception, match="version 2 was published after version 1 was read"):
         writer.option("__base", 1).save(str(tmp_path / "merged"))
     assert append("select 3 as id")[1] == [(1,), (2,), (3,)]
+
+
+@pytest.mark.skipif(
+    not HAS_PYTHON_SOURCES, reason="Spark 3.5 has no tables of such data sources in the session"
+)
+def test_a_statement_overwrites_one_partition(spark, tmp_path):
+    spark.sql(
+        "create table days (day date, n int) using splitarrow partitioned by (day) "
+        f"options (path '{tmp_path / 'set'}')"
+    )
+
+    def rows() -> list[tuple[Any, ...]]:
+        return sorted(tuple(row) for row in spark.sql("select day, n from days").collect())
+
+    try:
+        spark.sql("insert into days values (date'2024-01-01', 1), (date'2024-01-02', 2)")
+        spark.sql("insert overwrite days partition (day = date'2024-01-02') values (5), (6)")
+        assert rows() == [(MONDAY, 1), (TUESDAY, 5), (TUESDAY, 6)]
+        frame = spark.createDataFrame([(SUNDAY, 7), (SUNDAY, 8)], "day date, n int").coalesce(1)
+        frame.writeTo("days").overwrite(sf.col("day") >= TUESDAY)
+        assert rows() == [(MONDAY, 1), (SUNDAY, 7), (SUNDAY, 8)]
+        with pytest.raises(Exception, match="would replace some rows of the shard"):
+            frame.writeTo("days").overwrite(sf.col("n") == 7)
+        assert rows() == [(MONDAY, 1), (SUNDAY, 7), (SUNDAY, 8)]
+    finally:
+        spark.sql("drop table days")

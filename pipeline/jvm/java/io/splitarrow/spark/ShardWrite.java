@@ -66,6 +66,7 @@ final class ShardWrite implements RequiresDistributionAndOrdering, BatchWrite, S
 
   @Override
   public StreamingWrite toStreaming() {
+    finish("check", null, new WriterCommitMessage[0]);
     return this;
   }
 

@@ -74,7 +74,7 @@ public final class SplitArrowSource
       StructType schema, Transform[] partitioning, Map<String, String> properties) {
     boolean isInCatalog = properties.containsKey(TableCatalog.PROP_PROVIDER);
     return new SplitArrowTable(
-        "splitarrow", schema, clean(properties), described, isInCatalog);
+        "splitarrow", schema, clean(properties), described, partitioning, isInCatalog);
   }
 
   /** Returns the options without what the session catalog adds: what it knows about a table. */
@@ -92,7 +92,8 @@ public final class SplitArrowSource
   static SplitArrowTable load(String name, CaseInsensitiveStringMap options) {
     SplitArrowSource source = new SplitArrowSource();
     StructType schema = source.inferSchema(options);
-    return new SplitArrowTable(name, schema, clean(options), source.described, true);
+    Transform[] none = {};
+    return new SplitArrowTable(name, schema, clean(options), source.described, none, true);
   }
 
   @Override

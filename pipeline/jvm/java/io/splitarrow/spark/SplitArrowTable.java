@@ -1,6 +1,8 @@
 package io.splitarrow.spark;
 
 import java.util.EnumSet;
+import java.util.HashMap;
+import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.MetadataColumn;
 import org.apache.spark.sql.connector.catalog.SupportsMetadataColumns;
@@ -25,6 +27,7 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite, SupportsMeta
   private final StructType schema;
   private final CaseInsensitiveStringMap options;
   private final Described described;
+  private final Transform[] partitions;
   private final boolean isInCatalog;
   private Table python;
 
@@ -33,7 +36,9 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite, SupportsMeta
       StructType schema,
       CaseInsensitiveStringMap options,
       Described described,
+      Transform[] partitions,
       boolean isInCatalog) {
+    this.partitions = partitions.clone();
     this.name = name;
     this.schema = schema;
     this.options = options;
@@ -72,6 +77,7 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite, SupportsMeta
     if (isInCatalog) {
       capabilities.add(TableCapability.BATCH_WRITE);
       capabilities.add(TableCapability.OVERWRITE_DYNAMIC);
+      capabilities.add(TableCapability.OVERWRITE_BY_FILTER);
     }
     return capabilities;
   }
@@ -79,7 +85,7 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite, SupportsMeta
   @Override
   public Transform[] partitioning() {
     return described == null
-        ? new Transform[0]
+        ? partitions.clone()
         : described.partitionBy().stream()
             .map(column -> Expressions.identity(Catalog.quote(column)))
             .toArray(Transform[]::new);
@@ -140,6 +146,8 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite, SupportsMeta
 
   @Override
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-    return new ShardWriteBuilder(options, info, false);
+    Map<String, String> values = new HashMap<>(options.asCaseSensitiveMap());
+    ShardWriteBuilder.setPartitions(values, partitions);
+    return new ShardWriteBuilder(values, info, false);
   }
 }

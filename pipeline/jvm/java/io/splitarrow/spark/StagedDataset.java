@@ -1,6 +1,5 @@
 package io.splitarrow.spark;
 
-import com.fasterxml.jackson.databind.node.ArrayNode;
 import java.util.Arrays;
 import java.util.EnumSet;
 import java.util.Map;
@@ -46,19 +45,7 @@ final class StagedDataset implements StagedTable, SupportsWrite {
       Transform[] partitions,
       Map<String, String> options,
       boolean replaces) {
-    ArrayNode columns = Json.MAPPER.createArrayNode();
-    for (Transform partition : partitions) {
-      String[] column =
-          partition.references().length == 1 ? partition.references()[0].fieldNames() : null;
-      if (!partition.name().equals("identity") || column == null || column.length != 1) {
-        throw new IllegalArgumentException(
-            "splitarrow partitions by the values of columns, not by " + partition.describe());
-      }
-      columns.add(column[0]);
-    }
-    if (!columns.isEmpty()) {
-      options.put("partition_by", columns.toString());
-    }
+    ShardWriteBuilder.setPartitions(options, partitions);
     return new StagedDataset(name, schema, partitions, options, replaces);
   }
 
