@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as at
 from pyspark.sql import types as st
 
 from ...errors import NotFoundError, UsageError
@@ -60,7 +61,7 @@ class _Write:
     staging: str = ""
     """The folder to remove once the shards are uploaded."""
     base: int | None = None
-    """The version that must still be the current one."""
+    """The version that must still be the current one: the write contains its rows anew."""
     where: str = ""
     """The filter of the mode ``where``."""
 
@@ -127,9 +128,10 @@ def _plan(values: Mapping[str, Any]) -> dict[str, Any]:
     current = _load_current(options)
     columns = named = options.names("__partition_columns") or options.names("partition_by") or []
     dynamic = options.text("partitionoverwritemode") or values.get("overwrite_partitions") or ""
-    if mode == "replace" and columns and dynamic.lower() == "dynamic":
+    base = options.count("__base")
+    if base is None and mode == "replace" and columns and dynamic.lower() == "dynamic":
         mode = "dynamic"
-    if current is not None and mode != "replace":
+    if current is not None and (mode != "replace" or base is not None):
         columns = partition_columns(current)
     if named and named != columns:
         raise UsageError(
@@ -152,9 +154,9 @@ def _plan(values: Mapping[str, Any]) -> dict[str, Any]:
     job = partition_job(plan_write(options, schema, location), columns)
     if current is not None and mode != "overwrite":
         job = _conform(job, current)
-    write = _Write(
-        job, mode, daemons, options.count("replicas") or 1, staging, options.count("__base"), where
-    )
+    elif current is not None and base is not None:
+        job = _encode_again(job, current)
+    write = _Write(job, mode, daemons, options.count("replicas") or 1, staging, base, where)
     return {
         "write": encode(write),
         "job": encode(job),
@@ -225,6 +227,15 @@ def _conform(job: WriteJob, current: pa.Schema) -> WriteJob:
             "option mergeSchema adds columns and widens numbers"
         )
     return job
+
+
+def _encode_again(job: WriteJob, current: pa.Schema) -> WriteJob:
+    """Return a job that writes the rows of a version anew, with its dictionaries of texts."""
+    if job.dictionary:
+        return job
+    encoded = {field.name for field in current if at.is_dictionary(field.type)}
+    texts = [f.name for f in job.schema if at.is_string(f.type) or at.is_binary(f.type)]
+    return replace(job, dictionary=tuple(name for name in texts if name in encoded))
 
 
 def _is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:

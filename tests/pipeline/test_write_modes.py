@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 
 from helpers.publication import read_version
+from splitarrow.pipeline.shards import partition_columns
 from splitarrow.pipeline.spark_versions import HAS_PYTHON_SOURCES
 from splitarrow.publication.version_store import VersionStore
 
@@ -183,6 +184,30 @@ def test_merging_schemas_adds_columns_and_widens_numbers(append):
     assert rows[2:] == [(4, None, None)]
     with pytest.raises(Exception, match="'x' is string, not double"):
         append("select 'no' as x", **merge)
+
+
+@pytest.mark.parametrize("overwrites", ["static", "dynamic"])
+def test_merging_schemas_keeps_partitions_and_dictionaries(spark, append, tmp_path, overwrites):
+    rows = spark.sql("select explode(array(1, 2)) as day, 'a' as name")
+    writer = rows.write.format("splitarrow").partitionBy("day").option("dictionary", "name")
+    writer.save(str(tmp_path / "merged"))
+    append("select 1 as day, 'b' as name, 7 as more", mergeSchema=True)
+    more = spark.sql("select 2 as day, 'c' as name, 8L as more").write.format("splitarrow")
+    more = more.options(mergeSchema=True, partitionOverwriteMode=overwrites).mode("append")
+    more.partitionBy("day").save(str(tmp_path / "merged"))
+    frame = spark.read.format("splitarrow").load(str(tmp_path / "merged"))
+    assert sorted(map(tuple, frame.select("day", "name", "more").collect())) == [
+        (1, "a", None),
+        (1, "b", 7),
+        (2, "a", None),
+        (2, "c", 8),
+    ]
+    store: Any = VersionStore(tmp_path / "merged")
+    schema = store.load().schema
+    assert partition_columns(schema) == ["day"]
+    assert str(schema.field("name").type).startswith("dictionary")
+    with pytest.raises(Exception, match="the dataset is partitioned by day, not by name"):
+        more.option("mergeSchema", "true").partitionBy("name").save(str(tmp_path / "merged"))
 
 
 def test_a_version_published_meanwhile_is_not_lost(spark, append, tmp_path):
