@@ -8,6 +8,7 @@ tasks, and commits or aborts it after them. Shards for daemons are staged in a f
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 import tempfile
 import uuid
@@ -126,7 +127,8 @@ def _plan(values: Mapping[str, Any]) -> dict[str, Any]:
     options, schema = _options(values), st.StructType.fromJson(values["schema"])
     mode: str = values["mode"]
     current = _load_current(options)
-    columns = named = options.names("__partition_columns") or options.names("partition_by") or []
+    named = options.names("__partition_columns") or options.names("partition_by") or []
+    columns = named = [name if name in schema.names else _unquote(name) for name in named]
     dynamic = options.text("partitionoverwritemode") or values.get("overwrite_partitions") or ""
     base = options.count("__base")
     if base is None and mode == "replace" and columns and dynamic.lower() == "dynamic":
@@ -163,6 +165,11 @@ def _plan(values: Mapping[str, Any]) -> dict[str, Any]:
         "schema": base64.b64encode(arrow_schema(schema).serialize()).decode(),
         "partition_by": columns,
     }
+
+
+def _unquote(name: str) -> str:
+    """Return the column that a name in back quotes means: Spark requires them in `partitionBy`."""
+    return name[1:-1].replace("``", "`") if re.fullmatch("`.*`", name, re.DOTALL) else name
 
 
 def _load_write(values: Mapping[str, Any]) -> _Write:

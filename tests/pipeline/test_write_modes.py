@@ -186,6 +186,15 @@ def test_merging_schemas_adds_columns_and_widens_numbers(append):
         append("select 'no' as x", **merge)
 
 
+def test_partition_columns_may_be_quoted(spark, tmp_path):
+    rows = spark.sql("select id as `the ``day`, id as `é` from range(2)")
+    for mode in ("error", "append"):
+        writer = rows.write.format("splitarrow").partitionBy("`the ``day`", "`é`").mode(mode)
+        writer.save(str(tmp_path / "set"))
+    store: Any = VersionStore(tmp_path / "set")
+    assert partition_columns(store.load().schema) == ["the `day", "é"]
+
+
 @pytest.mark.parametrize("overwrites", ["static", "dynamic"])
 def test_merging_schemas_keeps_partitions_and_dictionaries(spark, append, tmp_path, overwrites):
     rows = spark.sql("select explode(array(1, 2)) as day, 'a' as name")
