@@ -242,15 +242,16 @@ test-oldest: $(UV) ## run the quick tests with the oldest versions of all depend
 	@$(OLDEST)/bin/python -m pytest $(PARALLEL) $(ARGS)
 
 # The tests of another version of Spark, in an environment of their own. Spark 3.5 needs Python 3.11.
-SPARK     ?= 3.5
-SPARK_ENV := $(VENV)/spark-$(SPARK)
+SPARK       ?= 3.5
+SPARK_TESTS ?= slow and not long
+SPARK_ENV   := $(VENV)/spark-$(SPARK)
 .PHONY: test-spark
 test-spark: $(UV) ## run the tests of another version of Spark; SPARK=3.5
 	@$(UV) venv --quiet --allow-existing --python 3.11 $(SPARK_ENV)
 	@$(UV) pip install --quiet --python $(SPARK_ENV)/bin/python --editable . 'pyspark[connect]==$(SPARK).*' \
 	    'pandas>=2.2,<3' hypothesis 'pytest>=9.1,<9.2' \
 	    pytest-asyncio pytest-benchmark pytest-timeout pytest-xdist trustme psutil
-	@$(SPARK_ENV)/bin/python -m pytest -m slow \
+	@$(SPARK_ENV)/bin/python -m pytest -m "$(SPARK_TESTS)" \
 	    tests/pipeline/test_spark_versions.py tests/pipeline/test_catalog.py \
 	    tests/pipeline/test_jvm_streaming.py tests/pipeline/test_spark_connect.py \
 	    tests/pipeline/test_cluster.py::test_killed_executors_daemons_and_drivers_leave_nothing $(ARGS)

@@ -34,7 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for fixture in SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group(fixture))
+            # Two sessions of Spark share its tests by the names of their files.
+            half = "2" if fixture == "spark" and item.path.stem > "test_k" else ""
+            item.add_marker(pytest.mark.xdist_group(fixture + half))
 
 
 @pytest.hookimpl(wrapper=True)
