@@ -253,7 +253,8 @@ test-spark: $(UV) ## run the tests of another version of Spark; SPARK=3.5
 	    pytest-asyncio pytest-benchmark pytest-timeout pytest-xdist trustme psutil
 	@$(SPARK_ENV)/bin/python -m pytest -m "$(SPARK_TESTS)" \
 	    tests/pipeline/test_spark_versions.py tests/pipeline/test_catalog.py \
-	    tests/pipeline/test_jvm_streaming.py tests/pipeline/test_spark_connect.py \
+	    tests/pipeline/test_write_modes.py tests/pipeline/test_jvm_streaming.py \
+	    tests/pipeline/test_spark_connect.py \
 	    tests/pipeline/test_cluster.py::test_killed_executors_daemons_and_drivers_leave_nothing $(ARGS)
 
 .PHONY: bench-spark-formats
