@@ -248,7 +248,7 @@ def publish_shards(
             publication.check_append(previous, len(shards))
         uploads = publication.upload(copies, min(parallel, _MAX_THREADS), progress)
         publication.check_copies(uploads)
-        ordinals = publication.select_committers(copies, previous, len(shards))
+        ordinals = publication.list_ordinals(copies)
         if shards and schema is None:
             schema = read_source_schema(shards[0])
         daemons = publication.commit(ordinals, len(shards), schema, properties)
@@ -367,22 +367,16 @@ class _Publication:
                     stream=self.name,
                 )
 
-    def select_committers(
-        self,
-        copies: Sequence[_Copy],
-        previous: Mapping[str, DatasetInfo | None],
-        shards: int,
-    ) -> dict[str, list[int]]:
-        """Return the daemons that must commit, each with the ordinals that it holds."""
+    def list_ordinals(self, copies: Sequence[_Copy]) -> dict[str, list[int]]:
+        """Return the ordinals that each daemon holds.
+
+        A daemon without a shard commits the version, too, so that it gives appended shards the
+        ordinals that the others give them.
+        """
         ordinals: dict[str, list[int]] = {node: [] for node in self.clients}
         for copy in copies:
             ordinals[copy.node].append(copy.ordinal)
-        # A daemon that gets no shard still replaces its previous version.
-        return {
-            node: held
-            for node, held in ordinals.items()
-            if held or previous[node] is not None or not shards
-        }
+        return ordinals
 
     def commit(
         self,

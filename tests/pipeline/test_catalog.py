@@ -206,6 +206,17 @@ def test_a_table_is_created_filled_and_replaced(sql: Sql, catalog: str, server: 
     assert sql(f"SHOW TABLES IN {catalog}") == [("", "trips", False)]
 
 
+def test_a_table_of_few_shards_takes_inserts(
+    spark: Any, sql: Sql, writable_daemons: list[Daemon]
+) -> None:
+    uris = ",".join(str(daemon.control_uri) for daemon in writable_daemons)
+    spark.conf.set("spark.sql.catalog.several", CATALOG)
+    spark.conf.set("spark.sql.catalog.several.uri", uris)
+    sql("CREATE TABLE several.one AS SELECT 1 AS n")
+    sql("INSERT INTO several.one SELECT 2")
+    assert sorted(sql("SELECT n FROM several.one")) == [(1,), (2,)]
+
+
 def test_a_query_that_fails_creates_no_table(sql: Sql, catalog: str, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="too many"):
         sql(
