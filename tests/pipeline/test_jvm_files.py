@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from pyspark.errors import PySparkException
 
@@ -121,9 +121,8 @@ def nested_table(index: int) -> pa.Table:
     fields = [kinds, pa.array(rows, pa.int64()), words, inner, pa.array(["x" * 900] * ROWS)]
     names = ["kind", "key", "value", "inner", "text"]
     missing = pa.array([n % 5 == 0 for n in rows])
-    lists = pa.array([None if n % 4 == 0 else n % 3 for n in rows])
-    offsets = pa.array([0, *pc.cumulative_sum(pc.fill_null(lists, 0)).to_pylist()])
-    total = offsets[-1].as_py()
+    offsets = [0, *accumulate(0 if n % 4 == 0 else n % 3 for n in rows)]
+    total = offsets[-1]
     items = pa.StructArray.from_arrays(
         [pa.array(range(total)), pa.array(["y" * 900] * total)], ["a", "b"]
     )
@@ -131,7 +130,7 @@ def nested_table(index: int) -> pa.Table:
         {
             "id": pa.array(rows, pa.int64()),
             "s": pa.StructArray.from_arrays(fields, names, mask=missing),
-            "items": pa.ListArray.from_arrays(offsets.cast(pa.int32()), items),
+            "items": pa.ListArray.from_arrays(offsets, items),
             "maps": pa.array(
                 [[("k", {"a": n, "b": "z" * 900})] for n in rows],
                 pa.map_(pa.string(), pa.struct([("a", pa.int64()), ("b", pa.string())])),

@@ -158,9 +158,11 @@ def test_values_with_a_collation_are_no_keys_and_have_no_groups(spark, tmp_path,
     collated = pa.field("word", pa.string()).with_metadata(
         {TYPE_KEY: b'"string collate UTF8_LCASE"'}
     )
-    schema = pa.schema([collated, ("id", pa.int64())])
+    schema = pa.schema([collated, pa.field("id", pa.int64())])
     words = ["b", "A", None, "B", "a"]
-    tables = [pa.table([[w] * 2, [n, n + 10]], schema=schema) for n, w in enumerate(words)]
+    tables = [
+        pa.table({"word": [w] * 2, "id": [n, n + 10]}, schema=schema) for n, w in enumerate(words)
+    ]
     publish(VersionStore(tmp_path / "set"), "one", *(mark(each, "word") for each in tables))
     uri = serve({"set": tmp_path / "set"}).control_uri
     reader = spark.read.format("splitarrow").options(uri=uri, reader="jvm")
