@@ -222,6 +222,7 @@ SLOW_JOB = """
 """
 
 
+@pytest.mark.long
 def test_a_killed_executor_worker_or_daemon_loses_and_repeats_no_row(
     cluster: SparkCluster, daemons: list[Daemon], tmp_path: Path
 ) -> None:

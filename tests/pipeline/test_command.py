@@ -76,6 +76,7 @@ def test_a_dataset_is_not_replaced_without_a_mode(publish, source, tmp_path):
     assert (status, "sets/trips exists, in version 1" in err) == (1, True), err
 
 
+@pytest.mark.long
 def test_the_output_of_spark_goes_to_the_log_alone(source, tmp_path):
     log = tmp_path / "log"
     arguments = [source, "trips", "--to", str(tmp_path), "--spark-log", str(log), "--json"]
