@@ -115,6 +115,12 @@ class FailedStreamReader(ds.DataSourceStreamReader, _TriggerAvailableNow):
         del start, limit
         raise self._error
 
+    @one_line_errors
+    def partitions(self, start: Offset, end: Offset) -> Sequence[ds.InputPartition]:
+        """Raise the error, in a query that repeats its last micro-batch before all else."""
+        del start, end
+        raise self._error
+
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """Raise the error. No query comes so far."""
         raise self._error

@@ -57,6 +57,8 @@ _TYPES: dict[tuple[int, int], dict[str, list[str]]] = {
         "time(0)": ["time'00:00:00'", "time'23:59:59'"],
         "time(6)": ["time'23:59:59.999999'"],
         "geometry(0)": [f"st_geomfromwkb({_POINT})"],
+    },
+    (4, 2): {
         "geometry(4326)": [f"st_geomfromwkb({_LINE}, 4326)", f"st_geomfromwkb({_POINT}, 4326)"],
         "geography(4326)": [f"st_geogfromwkb({_LINE})"],
     },
