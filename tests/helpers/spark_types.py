@@ -96,12 +96,15 @@ def write(frame: Any, location: str) -> None:
 
 def show_rows(frame: Any) -> list[list[str]]:
     """Return the rows as text, which shows each value exactly."""
-    shown = [
-        f"`{field.name}`"
-        if "geo" in field.dataType.simpleString()
-        else f"to_json(struct(`{field.name}`))"
-        for field in frame.schema
-    ]
+    shown: list[str] = []
+    for field in frame.schema:
+        kind = field.dataType.simpleString()
+        if "geo" in kind:
+            shown.append(f"`{field.name}`")
+        elif "time(" in kind and LINE < (4, 2):  # to_json does not know the type
+            shown.append(f"cast(`{field.name}` as string)")
+        else:
+            shown.append(f"to_json(struct(`{field.name}`))")
     return sorted([str(value) for value in row] for row in frame.selectExpr(*shown).collect())
 
 
