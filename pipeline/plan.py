@@ -47,20 +47,16 @@ def _answer(line: bytes) -> dict[str, Any]:
         }
 
 
-_WRITES = ("find", "merge", "write", "create", "check", "begin", "commit", "abort")
-
-
 def _dispatch(request: Mapping[str, Any]) -> dict[str, Any]:
     if request["operation"] == "stage":
         from .shards import stage_stream
 
         return stage_stream(request, sys.stdin.buffer)
-    if request["operation"] in _WRITES:
-        from .jvm.writing import answer_write
-
-        return answer_write(request)
     from .jvm.planner import answer
+    from .jvm.writing import WRITES, answer_write
 
+    if request["operation"] in WRITES:
+        return answer_write(request)
     return answer(request)
 
 

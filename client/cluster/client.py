@@ -48,7 +48,14 @@ from ..failures import FailureMemory
 from ..rpc.errors import restate_error
 from ..rpc.info import DatasetInfo
 from ..uris import is_this_host
-from .info import DaemonInfo, MergedDataset, ReplicaInfo, merge, merge_for_listing
+from .info import (
+    DaemonInfo,
+    MergedDataset,
+    ReplicaInfo,
+    list_holders,
+    merge,
+    merge_for_listing,
+)
 
 _MAX_THREADS = 32
 _SLOW_SECONDS = 1.0
@@ -212,7 +219,7 @@ def call_for_merged_shards(
     missing = dict(enumerate(list_ordinals(merged.info)))
     found: dict[int, T] = {}
     failure: SplitArrowError | None = None
-    for address, replicas in _list_holders(merged).items():
+    for address, replicas in list_holders(merged).items():
         if not missing.keys() & replicas.keys():
             continue
         version = next(iter(replicas.values())).version
@@ -232,15 +239,6 @@ def call_for_merged_shards(
             stream=request.dataset,
         )
     return dict(sorted(found.items()))
-
-
-def _list_holders(merged: MergedDataset) -> dict[str, dict[int, ReplicaInfo]]:
-    """Return the replicas that each daemon holds, by address and by the index of the endpoint."""
-    holders: dict[str, dict[int, ReplicaInfo]] = {}
-    for index, replicas in enumerate(merged.replicas):
-        for replica in replicas:
-            holders.setdefault(replica.address, {})[index] = replica
-    return holders
 
 
 _COMMIT_RETRIES = 4

@@ -340,3 +340,12 @@ def _outcomes(infos: Sequence[DaemonInfo]) -> str:
 
 def _reason(info: DaemonInfo) -> str:
     return "not found" if isinstance(info.error, NotFoundError) else str(info.error)
+
+
+def list_holders(merged: MergedDataset) -> dict[str, dict[int, ReplicaInfo]]:
+    """Return the replicas that each daemon holds, by address and by the index of the endpoint."""
+    holders: dict[str, dict[int, ReplicaInfo]] = {}
+    for index, replicas in enumerate(merged.replicas):
+        for replica in replicas:
+            holders.setdefault(replica.address, {})[index] = replica
+    return holders

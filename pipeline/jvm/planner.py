@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from ...client.cluster.client import ClusterClient
-from ...client.cluster.info import MergedDataset, ReplicaInfo
+from ...client.cluster.info import MergedDataset, ReplicaInfo, list_holders
 from ...client.connect import AnyClient
 from ...client.dataset.endpoints import TRANSIENT
 from ...client.dataset.requests import check_complete, pin_version
@@ -256,7 +256,7 @@ def _read_statistics(
     Raises `UnknownError` if no daemon has those of a shard.
     """
     found: dict[int, ShardStatistics] = {}
-    for address, replicas in _list_holders(merged).items():
+    for address, replicas in list_holders(merged).items():
         if replicas.keys() <= found.keys():
             continue
         version = next(iter(replicas.values())).version
@@ -277,14 +277,6 @@ def _read_statistics(
     if len(found) < len(merged.replicas):
         raise UnknownError
     return [found[index] for index in range(len(merged.replicas))]
-
-
-def _list_holders(merged: MergedDataset) -> dict[str, dict[int, ReplicaInfo]]:
-    holders: dict[str, dict[int, ReplicaInfo]] = {}
-    for index, replicas in enumerate(merged.replicas):
-        for replica in replicas:
-            holders.setdefault(replica.address, {})[index] = replica
-    return holders
 
 
 def _aggregate(question: _Question) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def _conform(job: WriteJob, current: pa.Schema) -> WriteJob:
 
     Raises `UsageError` if the columns or their types differ otherwise.
     """
-    encoded = tuple(f.name for f in current if pa.types.is_dictionary(f.type))
+    encoded = tuple(f.name for f in current if at.is_dictionary(f.type))
     if set(job.schema.names) == set(current.names):
         fields = [job.schema.field(name) for name in current.names]
         for index, field in enumerate(current):
@@ -247,12 +247,10 @@ def _encode_again(job: WriteJob, current: pa.Schema) -> WriteJob:
 
 def _is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
     """Return whether a type of numbers has all values of another one."""
-    if pa.types.is_decimal(wide) and pa.types.is_decimal(narrow):
-        digits = wide.precision - wide.scale, wide.scale
-        return digits != (narrow.precision - narrow.scale, narrow.scale) and (
-            digits[0] >= narrow.precision - narrow.scale and digits[1] >= narrow.scale
-        )
-    for kind in (pa.types.is_signed_integer, pa.types.is_floating):
+    if at.is_decimal(wide) and at.is_decimal(narrow):
+        one, other = (each.precision - each.scale for each in (wide, narrow))
+        return not wide.equals(narrow) and one >= other and wide.scale >= narrow.scale
+    for kind in (at.is_signed_integer, at.is_floating):
         if kind(wide) and kind(narrow):
             return wide.bit_width > narrow.bit_width
     return False
@@ -382,3 +380,5 @@ _OPERATIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "commit": _commit,
     "abort": _abort,
 }
+WRITES = frozenset(_OPERATIONS)
+"""The operations of `answer_write`."""

@@ -62,6 +62,30 @@ def test_a_version_appends_to_the_current_one_or_replaces_it(location: str) -> N
     assert read_version(store, store.load()) == read_version(store, fourth) == numbers(40)
 
 
+def test_a_version_replaces_some_shards_of_the_current_one(location: str) -> None:
+    store = VersionStore(location)
+    first = publish(store, "one", numbers(0), numbers(10), numbers(20))
+    replaced = first.shards[1].path
+    schema, shards = numbers(30).schema, stage(store, "two", [numbers(30)])
+    second = store.commit(
+        "two", schema, shards, append=True, replaces=lambda shard: shard.path == replaced
+    )
+    assert read_version(store, second) == pa.concat_tables(map(numbers, (0, 20, 30)))
+    assert [shard.ordinal for shard in second.shards] == [0, 1, 2]
+    assert second.shards_total == 3
+
+
+def test_a_version_that_is_not_based_on_the_current_one_is_refused(location: str) -> None:
+    store = VersionStore(location)
+    for job in ("one", "two"):
+        publish(store, job, numbers(0))
+    schema = numbers(0).schema
+    with pytest.raises(DatasetError, match="version 2 was published after version 1 was read"):
+        store.commit("three", schema, [], append=False, base=1)
+    assert store.list_versions() == [1, 2]
+    assert store.commit("four", schema, [], append=False, base=2).version == 3
+
+
 def test_a_job_commits_at_most_one_version(location: str) -> None:
     store = VersionStore(location)
     first = publish(store, "job", numbers(0))

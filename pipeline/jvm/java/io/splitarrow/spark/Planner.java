@@ -206,8 +206,7 @@ final class Planner implements AutoCloseable {
 
     PlannerMissing(String python, String reason) {
       super(
-          "cannot plan the read: "
-              + python
+          python
               + " -m splitarrow.pipeline.plan failed: "
               + Text.line(reason)
               + "; install splitarrow[spark] in that Python");

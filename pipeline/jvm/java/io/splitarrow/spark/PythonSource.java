@@ -51,8 +51,7 @@ final class PythonSource {
   static PythonSource of(CaseInsensitiveStringMap options) {
     if (!isSupported()) {
       throw new IllegalArgumentException(
-          MISSING + ": splitarrow reads there with the option 'reader' at 'auto' or 'jvm', and"
-              + " writes with 'splitarrow publish'");
+          MISSING + ": leave the option 'reader' at 'auto' or 'jvm'");
     }
     return new PythonSource(without(options));
   }
