@@ -12,7 +12,16 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from ..errors import DatasetError, ExhaustedError, LimitError, SplitArrowError
+from ..errors import (
+    ClosedError,
+    ConfigError,
+    DatasetError,
+    ExhaustedError,
+    LimitError,
+    SplitArrowError,
+    UsageError,
+    status_name,
+)
 from .metrics import Metrics
 
 _DESCRIBES_DATA = (DatasetError, ExhaustedError, LimitError)
@@ -43,6 +52,33 @@ def describe_for_reader(error: SplitArrowError, dataset: str | None, location: s
             text = re.sub(rf"{_BEFORE}(['\"]?){root}\1{_AFTER}", lambda _: f"dataset {name}", text)
         text = _LOCATION.sub(r"\1", text)
     return text if dataset is None or name in text else f"{text} (dataset {name})"
+
+
+_MAX_TEXT_CHARACTERS = 1000
+"""gRPC sends the text in a header. It drops headers over 8 KiB, and the status with them."""
+
+
+def describe_status(
+    error: SplitArrowError, subject: str | None, location: str | None
+) -> tuple[str, str]:
+    """Return the name of the status code for an error, and its text for the reader.
+
+    The text names the subject, a dataset, but not the location of its data.
+    """
+    if isinstance(error, ClosedError):
+        code = "UNAVAILABLE"
+    elif isinstance(error, ConfigError):
+        code = "FAILED_PRECONDITION"
+    elif isinstance(error, UsageError):
+        code = "INVALID_ARGUMENT"
+    else:
+        code = status_name(error)
+    text = describe_for_reader(error, error.stream or subject, location)
+    # gRPC never ends a call whose message has half of a surrogate pair, as a name in JSON may.
+    text = text.encode("utf-8", "backslashreplace").decode()
+    if len(text) > _MAX_TEXT_CHARACTERS:
+        text = text[: _MAX_TEXT_CHARACTERS - 1] + "…"
+    return code, text
 
 
 def flatten_errors(error: BaseException) -> Iterator[BaseException]:

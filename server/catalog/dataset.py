@@ -143,6 +143,19 @@ class Source(Protocol):
 Measures = Generator[Any, None, None]
 """A generator of measures of record batches; see `ServedDataset.measure_batches`."""
 
+
+class StoredFile(NamedTuple):
+    """An open file that has exactly the data of a request."""
+
+    file: SourceFile
+    kind: str
+    """The type of the file, as in `ServedDataset.kind`."""
+    version: str
+    """The version of the dataset that has the file."""
+    close: Callable[[], object]
+    """Releases the file."""
+
+
 _T = TypeVar("_T")
 
 
@@ -307,6 +320,14 @@ class ServedDataset(ABC):
         column of the request apply. Blocking. Raises `SplitArrowError` as `open` does; with the
         code FAILED_PRECONDITION if the data can be read only once.
         """
+
+    def open_stored_file(self, request: Request) -> StoredFile | None:
+        """Open the file with the data of a request for a whole dataset or shard, as it is stored.
+
+        The caller closes it. None if there is no such file. Raises as `open` does.
+        """
+        del request
+        return None
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
         """Return the rows that each batch of one shard contributes; see `measure_batches`."""

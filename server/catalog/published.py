@@ -34,6 +34,7 @@ from .dataset import (
     Measures,
     ServedDataset,
     Shard,
+    StoredFile,
     VersionedDataset,
     check_version,
     names_version,
@@ -157,6 +158,19 @@ class PublishedVersion(FixedDataset):
             source.call_on_close(resources.pop_all().close)
         return source
 
+    def open_stored_file(self, request: Request) -> StoredFile | None:
+        """Open the file of the only shard of a request; see `ServedDataset.open_stored_file`.
+
+        Raises `VersionRemovedError` if the version was pruned.
+        """
+        check_version(request, self.version)
+        shards = self._select_shards(request)
+        if len(shards) != 1:
+            return None
+        with self._lock_version(shards) as resources:
+            file = self._reader.open_stored_file(shards[0], resources)
+            return StoredFile(file, "arrow file", self.version, resources.pop_all().close)
+
     def _lock_version(self, shards: Sequence[ShardEntry]) -> ExitStack:
         """Return resources that keep the version from being pruned.
 
@@ -252,6 +266,10 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
         yield from self._use_version(
             request, lambda version: list(version.measure_batches(request, encoding))
         )
+
+    def open_stored_file(self, request: Request) -> StoredFile | None:
+        """Open the file of the only shard of a request; see `ServedDataset.open_stored_file`."""
+        return self._use_version(request, lambda version: version.open_stored_file(request))
 
     def announce(
         self, request: Request, reader: ReaderId, ordinals: Sequence[int], position: int

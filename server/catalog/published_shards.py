@@ -103,12 +103,18 @@ class ShardReader:
     ) -> GeneratorSource:
         """Open the file of a shard, whose messages `groups` yields; errors as for `open`."""
         with ExitStack() as resources:
-            origin = resources.enter_context(self._local_file(shard))
-            file = resources.enter_context(closing(origin.open(refuse_writers=False)))
-            check_shard_length(shard, file.size, self._storage.location)
-            source = GeneratorSource(groups(file), blocking=False)
+            source = GeneratorSource(
+                groups(self.open_stored_file(shard, resources)), blocking=False
+            )
             source.call_on_close(resources.pop_all().close)
         return source
+
+    def open_stored_file(self, shard: ShardEntry, resources: ExitStack) -> SourceFile:
+        """Return the open file of a shard, which closing the resources closes."""
+        origin = resources.enter_context(self._local_file(shard))
+        file = resources.enter_context(closing(origin.open(refuse_writers=False)))
+        check_shard_length(shard, file.size, self._storage.location)
+        return file
 
     def _open_arriving(
         self, shard: ShardEntry, schema: pa.Schema, selection: Selection, *, regions: bool

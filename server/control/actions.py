@@ -20,6 +20,7 @@ from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ...publication.manifest import encode_manifest
 from ..auth.principal import Permission
+from ..caller import NO_UPLOADS, run_in_thread
 from ..catalog.dataset import ServedDataset
 from ..catalog.delta import DeltaDataset, DeltaVersion
 from ..catalog.published import PublishedDataset
@@ -30,7 +31,7 @@ from ..reload import ReloadReport
 from ..report import StreamReport, package_version
 from ..uploads.publication import PublishRequest, check_job
 from ..uploads.store import UploadStore
-from .call import NO_UPLOADS, Call, parse_message, run_in_thread
+from .call import Call, parse_message
 
 _TOTALS = {
     "started_streams": "streams",

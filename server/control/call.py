@@ -1,4 +1,4 @@
-"""One call of the Flight service: its caller, and its access to datasets.
+"""One call of the Flight service.
 
 `AddressCalls` limits the calls that run at a time for one client address.
 """
@@ -7,27 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import grpc.aio
-from anyio import CapacityLimiter, to_thread
 
-from ...errors import (
-    ExhaustedError,
-    InvalidRequestError,
-    NotFoundError,
-    ProtocolError,
-    UnavailableError,
-)
+from ...errors import ExhaustedError, InvalidRequestError, ProtocolError
 from ...formats.flight_data import iter_protobuf_fields
-from ...protocol.request import Request
 from ...protocol.uri import Streams
 from ..addresses import parse_peer
-from ..auth.principal import Permission, Principal
+from ..auth.principal import Principal
 from ..auth.tickets import TicketClaims
-from ..catalog.dataset import ServedDataset
-from ..catalog.suggestions import suggest_names
+from ..caller import Caller, run_in_thread
 from ..context import ServerContext
 from ..refusals import flatten_errors
 from ..usage import KeyedCounter
@@ -71,29 +62,16 @@ class AddressCalls:
             self._running.release(address)
 
 
-_Arguments = TypeVarTuple("_Arguments")
-_Result = TypeVar("_Result")
-
 Context = Any  # grpc.aio.ServicerContext is generic in types that are bytes here
 
 _END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
-_MAX_NAME_CHARACTERS = 1024
-
-NO_UPLOADS = "this server accepts no uploads; start it with --writable FOLDER"
-"""The error of a server without a folder for uploads."""
 
 
-class Call:
+class Call(Caller):
     """One call. It is valid while its handler runs.
-
-    Every handler gets its datasets here, and so checks the caller's grants in one place.
 
     Attributes
     ----------
-    peer : str
-        The address of the client, as gRPC writes it.
-    subject : str or None
-        The dataset of the call, once that is known. Errors and logs name it.
     span : CallSpan or None
         The span of the call, if the server records traces.
     """
@@ -105,12 +83,9 @@ class Call:
         headers: Mapping[str, str],
         principal: Principal,
     ) -> None:
+        super().__init__(server, principal, str(context.peer()))  # which crashes after the call
         self.context = context
-        self.peer = str(context.peer())  # gRPC crashes the process after the end of the call
-        self.server = server
         self.headers = headers
-        self.principal = principal
-        self.subject: str | None = None
         self.span: CallSpan | None = None
 
     def is_lost(self, error: BaseException) -> bool:
@@ -143,76 +118,12 @@ class Call:
         with anyio.CancelScope(shield=True):
             await self.context.send_initial_metadata(())
 
-    def list_datasets(self) -> list[str]:
-        """Return the names of the datasets that the caller may read."""
-        may = self.principal.may
-        return [name for name in self.server.catalog.names() if may(Permission.READ, name)]
-
-    def authorize(self, permission: Permission, dataset: str) -> None:
-        """Make a dataset the subject of the call, and check the caller's grants for it.
-
-        Raises `DeniedError` if the caller lacks the permission, whether or not the dataset exists.
-        """
-        self.subject = dataset
-        self.principal.require(permission, dataset)
-
     async def redeem_ticket(self, ticket: bytes) -> TicketClaims:
         """Redeem a ticket of the caller; see `AccessControl.redeem_ticket`."""
         redeem = self.server.access.redeem_ticket
         claims = await run_in_thread(redeem, ticket, Streams.BOTH, self.principal)
         self.subject = claims.request.dataset
         return claims
-
-    def check_draining(self, request: Request) -> None:
-        """Check that the server does not drain, unless the request continues a read in progress."""
-        server = self.server
-        if server.draining.is_set() and not server.reads.includes(request):
-            raise UnavailableError("the server is draining", stream=request.dataset)
-
-    def find_dataset(self, name: str) -> ServedDataset:
-        """Return a dataset that the caller may read.
-
-        Raises `DeniedError` if the caller may not read it, whether or not it exists. Raises
-        `NotFoundError` if it does not exist. The error suggests similar names that the caller may
-        read.
-        """
-        if len(name) > _MAX_NAME_CHARACTERS:
-            raise NotFoundError(
-                f"no dataset has a name of {len(name)} characters; "
-                f"the limit is {_MAX_NAME_CHARACTERS}"
-            )
-        self.authorize(Permission.READ, name)
-        try:
-            return self.server.catalog.lookup(name)
-        except NotFoundError:
-            clause = suggest_names(name, self.list_datasets())
-            raise NotFoundError(f"no dataset {name!r}{clause}", stream=name) from None
-
-
-async def run_in_thread(
-    function: Callable[[*_Arguments], _Result],
-    *arguments: *_Arguments,
-    limiter: CapacityLimiter | None = None,
-) -> _Result:
-    """Run a function on a worker thread, and wait for it even if gRPC cancels the call.
-
-    gRPC cancels the task of the call itself, from which anyio does not shield. What the function
-    uses, and the limits that count its thread, would then be released while it runs.
-    """
-    results: list[_Result] = []
-    errors: list[Exception] = []
-
-    async def run() -> None:
-        try:
-            results.append(await to_thread.run_sync(function, *arguments, limiter=limiter))
-        except Exception as error:
-            errors.append(error)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run)
-    if errors:
-        raise errors.pop()
-    return results[0]
 
 
 def parse_message(message_type: Any, data: bytes) -> Any:

@@ -23,11 +23,12 @@ from ...formats.flight_data import FlightData, parse_flight_data
 from ...formats.text import format_count
 from ...proto import Flight_pb2 as flight
 from ..auth.principal import Permission
+from ..caller import NO_UPLOADS
 from ..config import Settings
 from ..uploads.publication import ShardKey
 from ..uploads.store import UploadStore
 from ..uploads.upload import Upload
-from .call import NO_UPLOADS, Call, parse_message
+from .call import Call, parse_message
 
 
 class UploadSlots:

@@ -13,47 +13,12 @@ from typing import Any, NoReturn
 import anyio
 import grpc
 
-from ...errors import (
-    ClosedError,
-    ConfigError,
-    SplitArrowError,
-    UnavailableError,
-    UsageError,
-    exhausted_error,
-    status_name,
-)
+from ...errors import SplitArrowError, UnavailableError, exhausted_error
 from ..auth.principal import ANYONE
 from ..context import ServerContext
 from ..logs import get_logger
-from ..refusals import describe_for_reader, flatten_errors
+from ..refusals import describe_status, flatten_errors
 from .call import AddressCalls, Call, Context
-
-_MAX_MESSAGE_CHARACTERS = 1000
-"""gRPC sends the message in a header. It drops headers over 8 KiB, and the status with them."""
-
-
-def grpc_status(
-    error: SplitArrowError, subject: str | None, location: str | None = None
-) -> tuple[grpc.StatusCode, str]:
-    """Return the status code and the message for an error.
-
-    The message names the subject, a dataset, but not the location of its data.
-    """
-    if isinstance(error, ClosedError):
-        code = "UNAVAILABLE"
-    elif isinstance(error, ConfigError):
-        code = "FAILED_PRECONDITION"
-    elif isinstance(error, UsageError):
-        code = "INVALID_ARGUMENT"
-    else:
-        code = status_name(error)
-    text = describe_for_reader(error, error.stream or subject, location)
-    # gRPC never ends a call whose message has half of a surrogate pair, as a name in JSON may.
-    text = text.encode("utf-8", "backslashreplace").decode()
-    if len(text) > _MAX_MESSAGE_CHARACTERS:
-        text = text[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
-    return getattr(grpc.StatusCode, code, grpc.StatusCode.UNKNOWN), text
-
 
 Method = Callable[[Call, Any], Awaitable[Any]]
 """A method. It gets its request, or reads several from the call. It returns its response, or
@@ -135,7 +100,8 @@ class CallInterceptor:
         if ours is not None:
             subject = call.subject
             location = None if subject is None else self._server.catalog.location(subject)
-            code, text = grpc_status(ours, subject, location)
+            name, text = describe_status(ours, subject, location)
+            code = getattr(grpc.StatusCode, name, grpc.StatusCode.UNKNOWN)
             self._server.refusals.record(code.name, "control", subject, "grpc")
             self._log.info(
                 "call refused", code=code.name, reason=str(ours), dataset=subject, peer=call.peer

@@ -16,8 +16,9 @@ from ...errors import InvalidRequestError, UnavailableError, remote_error
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ..auth.principal import unauthenticated
+from ..caller import run_in_thread
 from .actions import ActionHandler
-from .call import Call, parse_message, read_field, run_in_thread
+from .call import Call, parse_message, read_field
 from .do_get import DoGetHandler
 from .do_put import DoPutHandler
 from .info import build_info, build_listing, build_schema

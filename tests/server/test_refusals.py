@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pyarrow as pa
 import pytest
 
 import splitarrow
 from helpers.daemons import StartDaemon
 from helpers.files import write_file, write_parquet, write_shards
+from splitarrow import errors
 from splitarrow.errors import (
     DatasetError,
     InvalidRequestError,
@@ -19,7 +22,7 @@ from splitarrow.errors import (
     RemoteError,
     SplitArrowError,
 )
-from splitarrow.server.refusals import describe_for_reader
+from splitarrow.server.refusals import describe_for_reader, describe_status
 
 TABLE = pa.table({"n": range(100_000)})
 
@@ -85,3 +88,24 @@ def test_no_transport_shows_a_path(
     assert "'trips'" in str(caught.value)
     assert "secret-place" not in str(caught.value)
     assert str(file) in running.log()
+
+
+STATUS_CODES = {code.name for code in grpc.StatusCode} - {"OK"}
+EVERY_ERROR = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.SplitArrowError)
+]
+
+
+@pytest.mark.parametrize("kind", EVERY_ERROR)
+def test_every_error_has_a_status_that_names_its_dataset(kind: type[Any]) -> None:
+    code, text = describe_status(kind("it went wrong", stream="flights"), None, None)
+    assert code in STATUS_CODES
+    assert "'flights'" in text
+
+
+def test_a_status_fits_into_a_header() -> None:
+    error = errors.remote_error("NO_SUCH_CODE", "x" * 100_000)
+    _, text = describe_status(error, "y" * 100_000, None)
+    assert len(text.encode()) < 4096

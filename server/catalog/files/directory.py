@@ -39,6 +39,7 @@ from ..dataset import (
     Measures,
     ServedDataset,
     Shard,
+    StoredFile,
     Writers,
     check_version,
     hash_version,
@@ -346,6 +347,14 @@ class DirectoryDataset(ServedDataset):
         if (tensor_files := _find_tensor_files(files)) is not None:
             return open_tensor_files(tensor_files, request, encoding)
         return files.open(request, encoding, self.location)
+
+    def open_stored_file(self, request: Request) -> StoredFile | None:
+        """Open the only file of a request; see `ServedDataset.open_stored_file`."""
+        files = self._find_files(request)
+        if len(files.entries) != 1 or files.entries[0].partition_values:
+            return None
+        opened = files.entries[0].dataset.open_stored_file(Request(request.dataset))
+        return opened and opened._replace(version=self._hash_version(files))
 
     def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
         """Yield a measure of each stored batch; see `ServedDataset.measure_batches`."""

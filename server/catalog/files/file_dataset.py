@@ -25,6 +25,7 @@ from ..dataset import (
     GeneratorSource,
     Measures,
     ServedDataset,
+    StoredFile,
     Writers,
     check_batches,
     check_version,
@@ -277,6 +278,19 @@ class FileDataset(ServedDataset):
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the file for one reader; see `ServedDataset.open`."""
         return self._open_file(self.open_file(), None, request, encoding)
+
+    def open_stored_file(self, request: Request) -> StoredFile | None:
+        """Open the file; see `ServedDataset.open_stored_file`."""
+        file = self.open_file()
+        try:
+            version = hash_version(file.version)
+            check_version(request, version)
+            select_shards(request, (self,))
+            self.load_contents(file)  # which inspects a file that was replaced
+        except BaseException:
+            file.close()
+            raise
+        return StoredFile(file, self.kind, version, file.close)
 
     def open_at_once(self, request: Request, encoding: Encoding) -> GeneratorSource | None:
         """Open the file as `open` does, if that reads nothing of it.

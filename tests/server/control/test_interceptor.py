@@ -18,10 +18,8 @@ from pyarrow import flight
 from helpers.control_plane import Running, running
 from helpers.files import write_file
 from helpers.waiting import wait_until
-from splitarrow import errors
 from splitarrow.proto import Flight_pb2 as pb
 from splitarrow.protocol.limits import Limits
-from splitarrow.server.control.interceptor import grpc_status
 
 PATH, COMMAND = flight.FlightDescriptor.for_path, flight.FlightDescriptor.for_command
 
@@ -210,24 +208,3 @@ def test_a_silent_client_is_disconnected(method: str, tmp_path: Path) -> None:
             list(call)
         gate.set()
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-EVERY_ERROR = [
-    kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, errors.SplitArrowError)
-]
-
-
-@pytest.mark.parametrize("kind", EVERY_ERROR)
-def test_every_error_has_a_status_that_names_its_dataset(kind: type[Any]) -> None:
-    code, text = grpc_status(kind("it went wrong", stream="flights"), None)
-    assert code is not grpc.StatusCode.OK
-    assert "'flights'" in text
-
-
-def test_a_status_fits_into_a_header() -> None:
-    error = errors.remote_error("NO_SUCH_CODE", "x" * 100_000)
-    code, text = grpc_status(error, "y" * 100_000)
-    assert code is grpc.StatusCode.UNKNOWN
-    assert len(text.encode()) < 4096

@@ -1,0 +1,274 @@
+"""Chunks: the messages of a stream that a worker thread prepares together, for DoGet and HTTP.
+
+A stream sends one chunk while a worker thread prepares the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import anyio
+
+from ..errors import remote_error
+from ..protocol.request import Request
+from ..protocol.splitter import SourceMessage
+from ..transport.memory.files import FileSpan
+from .catalog.dataset import Source
+from .context import ServerContext
+from .prefetch import Prefetch
+from .streams import Outcome, ReadSlot, RunningStream
+
+if TYPE_CHECKING:
+    from .spans import StreamSpan
+
+_TOTAL_BYTES = 4 << 20
+_CHUNKS_PER_STREAM = 2
+_MAX_CHUNK_BYTES = 512 << 10
+_MIN_CHUNK_BYTES = 64 << 10
+_TOTAL_AHEAD_BYTES = 8 << 20
+CHUNK_GROUP_BYTES = 128 << 10
+"""The bytes of small messages to read from a file at a time."""
+
+
+class ReadAhead:
+    """Divides 4 MiB among the streams that DoGet sends now.
+
+    A stream holds two chunks of messages: it sends one while a worker thread prepares the other.
+    The stream of a slow reader holds one small chunk.
+
+    Examples
+    --------
+    >>> read_ahead = ReadAhead()
+    >>> with read_ahead.stream():
+    ...     read_ahead.chunk_bytes
+    524288
+    """
+
+    def __init__(self) -> None:
+        self._streams = 0
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The size at which a chunk is complete, in bytes: from 64 to 512 KiB.
+
+        Any thread may read it.
+        """
+        share = _TOTAL_BYTES // (_CHUNKS_PER_STREAM * max(1, self._streams))
+        return min(max(share, _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
+
+    def allows(self, nbytes: int) -> bool:
+        """Return whether each stream may prepare a message of this size ahead."""
+        return nbytes * self._streams <= _TOTAL_AHEAD_BYTES
+
+    @contextmanager
+    def stream(self) -> Generator[None]:
+        """Count a stream while the context lasts."""
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
+
+
+_CHUNK_SECONDS = 0.01
+_SLOW_SECONDS = 0.5
+"""The time after which a reader that has not taken a chunk is slow."""
+
+
+class Pace:
+    """The size of a stream's chunks, which grows while its reader takes them promptly."""
+
+    def __init__(self, read_ahead: ReadAhead) -> None:
+        self._read_ahead = read_ahead
+        self._grown_bytes = _MIN_CHUNK_BYTES
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The size at which a chunk is complete, in bytes. Any thread may read it."""
+        return min(self._grown_bytes, self._read_ahead.chunk_bytes)
+
+    def is_ahead(self, chunk: Chunk, seconds: float) -> bool:
+        """Record the time to send a chunk; return whether others may be prepared ahead of it."""
+        if seconds >= _SLOW_SECONDS:
+            self._grown_bytes = _MIN_CHUNK_BYTES
+            return False
+        self._grown_bytes = min(2 * self._grown_bytes, _MAX_CHUNK_BYTES)
+        return self._read_ahead.allows(chunk.largest)
+
+
+class Chunk:
+    """Messages that are ready to be sent."""
+
+    __slots__ = ("_full_bytes", "_started", "largest", "messages", "nbytes", "rows")
+
+    def __init__(self, full_bytes: int) -> None:
+        self.messages = deque[bytes]()
+        self.rows = self.largest = self.nbytes = 0
+        self._full_bytes = full_bytes
+        self._started = time.monotonic()
+
+    def add(self, data: bytes, rows: int) -> None:
+        """Add a message, as it is sent."""
+        self.messages.append(data)
+        self.rows += rows
+        self.nbytes += len(data)
+        self.largest = max(self.largest, len(data))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the chunk has its size."""
+        return self.nbytes >= self._full_bytes
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the chunk should be sent although it is small."""
+        return time.monotonic() - self._started > _CHUNK_SECONDS
+
+
+def build_chunks(
+    source: Source, pace: Pace, encode: Callable[[SourceMessage], bytes]
+) -> Iterator[Chunk]:
+    """Yield the messages of a source in chunks.
+
+    Prefetching them pays for every source, even for one that does not block: reading files and
+    copying bodies takes as long as sending them. A chunk of a slow source is sent after a short
+    time, even if it is small.
+    """
+    chunk = Chunk(pace.chunk_bytes)
+    for group in source:
+        last = group[-1]
+        for message in group:
+            chunk.add(encode(message), message.rows)
+            if chunk.is_full or (message is last and chunk.is_late):
+                yield chunk
+                chunk = Chunk(pace.chunk_bytes)
+    if chunk.messages:
+        yield chunk
+
+
+def join_message(head: bytes, message: SourceMessage) -> bytes:
+    """Return `head` and the body of a message. Files are read straight into the result.
+
+    Raises `DatasetError` if a region of a file cannot be read, or has changed.
+    """
+    body = message.body or ()
+    if not any(isinstance(part, FileSpan) for part in body):
+        return b"".join((head, *body))
+    joined = BytesIO(bytes(len(head) + message.body_length))
+    with joined.getbuffer() as view:
+        end = len(head)
+        view[:end] = head
+        for part in body:
+            is_span = isinstance(part, FileSpan)
+            begin, end = end, end + (part.nbytes if is_span else memoryview(part).nbytes)
+            with view[begin:end] as target:
+                if is_span:
+                    part.read_into(target)
+                else:
+                    target[:] = memoryview(part).cast("B")
+    return joined.getvalue()  # the memory of the BytesIO, not a copy of it
+
+
+@contextmanager
+def run_stream(
+    server: ServerContext,
+    request: Request,
+    *,
+    principal: str,
+    peer: str,
+    transport: str,
+    signed_ticket: bytes | None,
+    is_lost: Callable[[BaseException], bool],
+    span: StreamSpan | None = None,
+) -> Generator[RunningStream]:
+    """Register a stream while the context lasts, and count how it ends.
+
+    `is_lost` returns whether the client has disconnected, if an error ends the stream. The span
+    ends with it. Raises
+    `ExhaustedError` as `StreamRegistry.begin` does, and `RemoteError` (ABORTED) at the end of a
+    context that was cancelled by `RunningStream.cancel`.
+    """
+    scope = anyio.CancelScope()
+    stream = server.streams.begin(
+        dataset=request.dataset,
+        principal=principal,
+        peer=peer,
+        transport=transport,
+        cancel=scope.cancel,
+        signed_ticket=signed_ticket,
+    )
+    metrics = server.metrics
+    metrics.streams += 1
+    metrics.streams_total += 1
+    try:
+        with scope, server.reads.stream(request):
+            yield stream
+        if scope.cancelled_caught:
+            stream.outcome = Outcome.CANCELLED
+            # Not CANCELLED, which pyarrow raises as a KeyboardInterrupt.
+            raise remote_error("ABORTED", "the stream was cancelled", stream=request.dataset)
+        stream.outcome = Outcome.COMPLETE
+    except Exception as error:
+        if not is_lost(error):
+            metrics.failures += 1
+            if stream.outcome is not Outcome.CANCELLED:
+                stream.outcome = Outcome.FAILED
+        raise
+    finally:
+        metrics.streams -= 1
+        server.streams.end(stream)
+        if span is not None:
+            span.end(stream)
+
+
+async def send_chunks(
+    server: ServerContext,
+    chunks: Iterator[Chunk],
+    close: Callable[[], object],
+    pace: Pace,
+    stream: RunningStream,
+    slot: ReadSlot,
+    write: Callable[[deque[bytes]], Awaitable[None]],
+    *,
+    first_idle_seconds: float | None = None,
+    idle_seconds: float | None = None,
+    on_idle: Callable[[], Awaitable[float | None]] | None = None,
+) -> None:
+    """Send chunks, each of which `write` takes apart, and count them.
+
+    `close` is called once, when no thread uses the chunks any more. If the first chunk takes longer
+    than `first_idle_seconds`, or a further one longer than `idle_seconds`, `on_idle` is called. It
+    returns the time until its next call.
+    """
+
+    async def rest() -> None:
+        if on_idle is not None:
+            prefetched.idle_seconds = await on_idle()
+
+    async with anyio.create_task_group() as tasks:
+        with Prefetch(
+            chunks,
+            close,
+            tasks,
+            server.threads,
+            slot,
+            memory=server.memory.share(stream.principal),
+            measure=lambda chunk: chunk.nbytes,
+            idle_seconds=idle_seconds if first_idle_seconds is None else first_idle_seconds,
+            on_idle=rest,
+        ) as prefetched:
+            prefetched.is_ahead = False
+            async for chunk in prefetched:
+                prefetched.idle_seconds = idle_seconds
+                began = time.monotonic()
+                stream.messages += len(chunk.messages)
+                await write(chunk.messages)
+                prefetched.is_ahead = pace.is_ahead(chunk, time.monotonic() - began)
+                stream.rows += chunk.rows
+                if chunk.rows and stream.first_rows_seconds is None:
+                    stream.record_first_rows()
