@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -58,29 +57,6 @@ class OutputForm:
 
 PLAIN = OutputForm()
 """Arrow IPC messages as they arrive."""
-
-
-class Sink(ABC):
-    """Writes record batches to one file, which it closes.
-
-    Every method may raise `OSError`, and `UsageError` if the format cannot store the data.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    @abstractmethod
-    def write(self, batch: Any) -> None:
-        """Write a batch, or keep it for a later write."""
-
-    def close(self) -> None:
-        """Complete the file and close it."""
-        self._file.close()
-
-    def abort(self) -> None:
-        """Close an incomplete file. Raises nothing."""
-        with suppress(Exception):
-            self._file.close()
 
 
 class OutputFile:

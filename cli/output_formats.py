@@ -1,15 +1,11 @@
 """Write record batches to a file, in the format that its suffix selects.
 
-Here are the sinks for CSV, JSON Lines and Arrow IPC.
+Here are the sinks for Arrow IPC.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import math
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from io import IOBase
 from pathlib import Path
 from typing import Any, cast
@@ -18,111 +14,15 @@ import pyarrow as pa
 
 from ..client.stream.batch_stream import find_metadata
 from ..errors import UsageError
-from .output_file import Sink
+from ..formats.parquet.variant.arrow_fields import is_variant_field
+from ..formats.parquet.variant_columns import find_variant_paths
+from ..server.catalog.suggestions import suggest_names
+from ..sinks import Sink
+from ..sinks.text import CsvSink, JsonLinesSink
 from .terminal import name_standard_output
 
 _BUFFER_BYTES = 1 << 20
 """Smaller writes are combined into one of this size."""
-
-
-class CsvSink(Sink):
-    """Writes CSV with a header line."""
-
-    def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
-        from pyarrow import csv
-
-        super().__init__(file)
-        self._schema = pa.schema([_plain_field(field) for field in schema])
-        try:
-            # The writer refuses a type only when it writes.
-            csv.write_csv(self._schema.empty_table(), pa.BufferOutputStream())
-            sink: Any = file
-            self._writer = csv.CSVWriter(sink, self._schema)
-        except pa.ArrowException as error:
-            reason = str(error).partition("\n")[0]
-            raise UsageError(
-                f"a CSV file cannot store this data: {reason}; write to .jsonl or .parquet instead"
-            ) from None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Write a batch."""
-        with _refusals("a CSV file"):
-            self._writer.write_batch(batch.cast(self._schema))
-
-    def close(self) -> None:
-        """Complete the file and close it."""
-        self._writer.close()
-        super().close()
-
-
-class JsonLinesSink(Sink):
-    """Writes JSON Lines: a line with one JSON object for each row.
-
-    Binary data is base64, times are text, decimals are text with all digits, and numbers that JSON
-    lacks (NaN, infinity) are null.
-    """
-
-    def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
-        super().__init__(file)
-        self._schema = pa.schema([_readable_field(field) for field in schema])
-        self._has_floats = any(_has_floats(field.type) for field in schema)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Write a batch."""
-        with _refusals("a JSON Lines file"):
-            rows: list[Any] = batch.cast(self._schema).to_pylist()
-        if self._has_floats:
-            rows = _without_nan(rows)
-        lines = [json.dumps(row, ensure_ascii=False, default=_as_text) for row in rows]
-        if lines:
-            self._file.write(("\n".join(lines) + "\n").encode())
-
-
-@contextmanager
-def _refusals(output: str) -> Generator[None]:
-    """Convert errors of values that a format has no form for to `UsageError`."""
-    try:
-        yield
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, KeyError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(
-            f"{output} cannot store this data: {reason}; write to .arrow instead"
-        ) from None
-
-
-def _plain_field(field: pa.Field[Any]) -> pa.Field[Any]:
-    """Return a field without dictionary encoding."""
-    if isinstance(field.type, pa.DictionaryType):
-        return field.with_type(field.type.value_type)
-    return field
-
-
-def _readable_field(field: pa.Field[Any]) -> pa.Field[Any]:
-    """Return a field whose values Python reads exactly: times become text."""
-    plain = _plain_field(field)
-    types = pa.types
-    is_time = types.is_timestamp(plain.type) or types.is_time(plain.type)
-    return plain.with_type(pa.string()) if is_time else plain
-
-
-def _has_floats(data_type: pa.DataType) -> bool:
-    children = (data_type.field(index).type for index in range(data_type.num_fields))
-    return pa.types.is_floating(data_type) or any(map(_has_floats, children))
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return [_without_nan(item) for item in value] if isinstance(value, list) else value
-
-
-def _as_text(value: Any) -> str:
-    """Return the text of a value that JSON has no type for."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 class StreamSink(Sink):
@@ -221,6 +121,31 @@ class StandardOutputTextSink(Sink):
             self._sink.close()
 
 
+def _check_shredded(schema: pa.Schema, name: str) -> None:
+    """Check that a column is a Variant, and can be shredded."""
+    found = schema.get_all_field_indices(name)
+    if not found:
+        inside = ""
+        if name in find_variant_paths(schema):
+            inside = ": this Variant is inside of a column, and only whole columns can be shredded"
+        raise UsageError(
+            f"--shred {name}: the data has no column {name!r}"
+            f"{inside or suggest_names(name, schema.names)}"
+        )
+    if len(found) > 1:
+        raise UsageError(
+            f"--shred {name}: the data has {len(found)} columns {name!r}; expected one"
+        )
+    field = schema.field(found[0])
+    if not is_variant_field(field):
+        variants = [each.name for each in schema if is_variant_field(each)]
+        choice = f"choose {' or '.join(map(repr, variants))}" if variants else "leave --shred out"
+        raise UsageError(
+            f"--shred {name}: the column {name!r} is of the type {field.type}; "
+            f"expected a Variant column; {choice}"
+        )
+
+
 def open_sink(
     suffix: str,
     path: Path,
@@ -239,15 +164,17 @@ def open_sink(
             case ".csv":
                 return CsvSink(file, schema)
             case ".parquet":
-                from .parquet_output import ParquetSink
+                from ..sinks.parquet import ParquetSink
 
-                return ParquetSink(file, schema, path, shred)
+                for name in shred or {}:
+                    _check_shredded(schema, name)
+                return ParquetSink(file, schema, shred)
             case ".vortexs":
-                from .vortex_output import VortexStreamSink
+                from ..sinks.vortex import VortexStreamSink
 
                 return VortexStreamSink(file, schema)
             case ".vortex":
-                from .vortex_output import VortexFileSink
+                from ..sinks.vortex import VortexFileSink
 
                 file.close()  # the library opens it itself
                 return VortexFileSink(schema, path)

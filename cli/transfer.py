@@ -16,6 +16,7 @@ from ..formats.arrow.file_writer import ReplacedDictionaryError
 from ..formats.arrow.message import HeaderType, read_message_info
 from ..formats.arrow.schema_rewriter import rewrite_schema
 from ..formats.arrow.tensors.labels import is_tensor_content
+from ..sinks import Sink
 from .arrow_output import ArrowOutput, StandardArrowOutput, make_assembler, open_arrow_file
 from .local_input import (
     InputStream,
@@ -30,7 +31,6 @@ from .output_file import (
     TENSOR_SUFFIXES,
     OutputFile,
     OutputForm,
-    Sink,
     parse_suffix,
 )
 from .output_formats import StandardOutputTextSink, open_sink

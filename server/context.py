@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 
 from ..protocol.limits import Limits
 from ..protocol.uri import DataUri
@@ -91,3 +93,7 @@ class ServerContext:
     """Set when the server refuses new reads. It exists while the daemon runs."""
     threads: anyio.CapacityLimiter = field(init=False)
     """The worker threads that read datasets. It exists while the daemon runs."""
+    loop: AbstractEventLoop = field(init=False)
+    """The event loop, once the daemon runs."""
+    sessions: TaskGroup = field(init=False)
+    """The tasks that a draining daemon waits for. It exists while the daemon serves."""

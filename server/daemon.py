@@ -172,7 +172,7 @@ class Daemon:
         self, *, task_status: TaskStatus[list[DataUri]] = anyio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve until `drain` or `cut` is called, and return when the last stream has ended."""
-        self.loop = asyncio.get_running_loop()
+        self.loop = self.context.loop = asyncio.get_running_loop()
         self.context.draining = anyio.Event()
         self.context.threads = anyio.CapacityLimiter(_WORKER_THREADS)
         seconds, versions = self.settings.poll_seconds, self.settings.keep_versions
@@ -210,6 +210,7 @@ class Daemon:
     ) -> None:
         """Accept connections until the daemon drains. Then wait for the streams, within bounds."""
         async with anyio.create_task_group() as sessions:
+            self.context.sessions = sessions
             self._scope = sessions.cancel_scope
             if control is not None:
                 await sessions.start(control.run)

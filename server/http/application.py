@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
@@ -32,13 +32,20 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...errors import DeniedError
+from ...errors import DeniedError, InvalidRequestError, SplitArrowError, UnavailableError
 from ..addresses import HostNames
 from ..auth.principal import ANYONE, Permission, Principal
+from ..caller import Caller
+from ..chunks import ReadAhead
 from ..logs import get_logger
 from ..metrics import OTHER, Histogram, Metric, MetricType, Sample, merge_samples
+from ..refusals import describe_status
 from ..report import StreamReport
+from .data import DataResponse, Readers
+from .datasets import Target, describe, describe_api
+from .formats import FORMATS, choose_format
 from .page import History, Page
+from .parameters import DataQuery, parse_json, parse_query
 from .service import Service
 
 _OPEN_METRICS = "application/openmetrics-text"
@@ -98,6 +105,21 @@ def _list_buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 HAS_CERTIFICATE = "has_certificate"
 """The key in the state of a request: whether the client has a certificate that was verified."""
+SUBJECT = "subject"
+"""The key in the state of a request: the name of the dataset that it is for."""
+_STATUS = {
+    "INVALID_ARGUMENT": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "FAILED_PRECONDITION": 409,
+    "RESOURCE_EXHAUSTED": 429,
+    "ABORTED": 503,
+    "UNAVAILABLE": 503,
+    "UNIMPLEMENTED": 501,
+}
+"""The statuses of HTTP for those of gRPC; 500 for the others."""
+_MAX_JSON_BYTES = 256 << 10
 _MAX_FORM_BYTES = 4096
 _MAX_FORM_FIELDS = 8
 _MAX_THREADS = 8
@@ -132,6 +154,8 @@ class Application:
     names: HostNames
     checks_names: bool
     requires_certificate: bool
+    origins: Sequence[str] = ()
+    """The origins of the sites that may read this server from a browser."""
     service: Service | None = None
     """The daemon, once it is ready."""
 
@@ -141,6 +165,7 @@ class Application:
         self._page = Page()
         self._secret = secrets.token_bytes(32)
         self._limiter = anyio.CapacityLimiter(_MAX_THREADS)
+        self._readers = Readers(ReadAhead())
         self._log = get_logger("http")
 
     def build(self) -> Starlette:
@@ -154,13 +179,20 @@ class Application:
                 Route("/icon.svg", self._public(self._icon)),
                 Route("/metrics", guard(self._metrics)),
                 Route("/v1/datasets", guard(self._datasets)),
+                Route("/v1/openapi.json", guard(self._openapi)),
+                Route("/v1/datasets/{path:path}", guard(self._get_dataset)),
+                Route("/v1/datasets/{path:path}", guard(self._post_dataset), methods=["POST"]),
                 Route("/v1/streams", guard(self._streams)),
                 Route("/", guard(self._status_page)),
                 Route("/streams/{process}/{number}/cancel", guard(self._cancel_page)),
                 Route("/streams/{process}/{number}/cancel", guard(self._cancel), methods=["POST"]),
             ],
             middleware=[Middleware(_FramingCheck)],
-            exception_handlers={HTTPException: self._refuse, Exception: self._fail},
+            exception_handlers={
+                HTTPException: self._refuse,
+                SplitArrowError: self._refuse_request,
+                Exception: self._fail,
+            },
         )
         application.router.redirect_slashes = False  # to an address with the client's host name
         return application
@@ -212,6 +244,24 @@ class Application:
         response = PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
         return _with_headers(response)
 
+    async def _refuse_request(self, request: Request, error: Exception) -> Response:
+        """Return the response for an error of a request for data, and count it."""
+        assert isinstance(error, SplitArrowError)
+        assert self.service is not None
+        context = self.service.context
+        subject: str | None = getattr(request.state, SUBJECT, None)
+        location = None if subject is None else context.catalog.location(subject)
+        code, text = describe_status(error, subject, location)
+        text = text.partition("; request a new ticket")[0]  # there are none
+        context.refusals.record(code, "http", subject, "http")
+        status = _STATUS.get(code, 500)
+        if status >= 500 and not isinstance(error, UnavailableError):
+            self._log.error("request failed", path=request.url.path, exc_info=error)
+        else:
+            self._log.info("request refused", code=code, reason=str(error), dataset=subject)
+        headers = {"retry-after": "1"} if status in (429, 503) else None
+        return _with_headers(PlainTextResponse(f"{text}\n", status, headers))
+
     async def _fail(self, request: Request, error: Exception) -> Response:
         self._log.error("request failed", path=request.url.path, exc_info=error)
         text = "internal error; see the server's log\n"
@@ -251,6 +301,71 @@ class Application:
     async def _datasets(self, service: Service, principal: Principal, request: Request) -> Response:
         del request
         return JSONResponse({"datasets": await self._run(service.list_datasets, principal)})
+
+    async def _openapi(self, service: Service, principal: Principal, request: Request) -> Response:
+        del principal, request
+        is_writable = service.context.settings.writable is not None
+        return JSONResponse(describe_api(accepts_uploads=is_writable))
+
+    def _find_caller(self, service: Service, principal: Principal, request: Request) -> Caller:
+        client = request.client
+        peer = "" if client is None else f"{client.host}:{client.port}"
+        return Caller(service.context, principal, peer)
+
+    async def _get_dataset(
+        self, service: Service, principal: Principal, request: Request
+    ) -> Response:
+        target = Target.parse(request)
+        caller = self._find_caller(service, principal, request)
+        setattr(request.state, SUBJECT, target.dataset)
+        if target.is_data:
+            values = parse_query(request.url.query)
+            return self._read(caller, target, values, request)
+        if request.url.query:
+            raise InvalidRequestError("a description has no parameters; a read has, at …/data")
+        return JSONResponse(await self._run(describe, caller, target))
+
+    async def _post_dataset(
+        self, service: Service, principal: Principal, request: Request
+    ) -> Response:
+        target = Target.parse(request)
+        caller = self._find_caller(service, principal, request)
+        setattr(request.state, SUBJECT, target.dataset)
+        if not target.is_data:
+            raise HTTPException(405, "only data is read with POST", {"allow": "GET, HEAD"})
+        if request.url.query:
+            raise InvalidRequestError("a POST has its parameters in the body")
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise HTTPException(415, "the body has to be application/json")
+        values = parse_json(await _read_body(request, _MAX_JSON_BYTES))
+        return self._read(caller, target, values, request)
+
+    def _read(
+        self, caller: Caller, target: Target, values: dict[str, Any], request: Request
+    ) -> Response:
+        site, mode = (request.headers.get(f"sec-fetch-{name}") for name in ("site", "mode"))
+        if site == "cross-site" and mode != "navigate" and not self._allows_origin(request):
+            raise HTTPException(403, "another site may not read this server; see http_origins")
+        if target.shard is not None:
+            if "shard" in values:
+                raise InvalidRequestError("the path names the shard; leave shard out")
+            values = {**values, "shard": target.shard}
+        query = DataQuery.of(target.dataset, values)
+        chosen = choose_format(query.format, request.headers.get("accept", ""))
+        if chosen is None:
+            types = ", ".join(each.media_type for each in FORMATS.values())
+            raise HTTPException(406, f"the header Accept allows none of {types}")
+        if request.scope["http_version"] == "1.0":
+            raise HTTPException(
+                505,
+                "HTTP/1.0 cannot prove that a response is complete: use HTTP/1.1; in nginx, set "
+                "proxy_http_version 1.1",
+            )
+        return DataResponse(caller, query, chosen, request.headers, self._readers)
+
+    def _allows_origin(self, request: Request) -> bool:
+        return bool({"*", request.headers.get("origin")} & {*self.origins})
 
     async def _streams(self, service: Service, principal: Principal, request: Request) -> Response:
         del request
@@ -329,16 +444,22 @@ def _read_stream(request: Request) -> tuple[str, int]:
     return request.path_params["process"], int(number)
 
 
-async def _read_form(request: Request) -> dict[str, str]:
+async def _read_body(request: Request, max_bytes: int) -> bytes:
     body = b""
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > _MAX_FORM_BYTES:
-                raise HTTPException(413, "the form is too large")
-        fields = parse_qs(body.decode("latin-1"), max_num_fields=_MAX_FORM_FIELDS)
+            if len(body) > max_bytes:
+                raise HTTPException(413, f"the body is larger than {max_bytes} bytes")
     except ClientDisconnect:
-        raise HTTPException(400, "the form is incomplete") from None
+        raise HTTPException(400, "the body is incomplete") from None
+    return body
+
+
+async def _read_form(request: Request) -> dict[str, str]:
+    body = await _read_body(request, _MAX_FORM_BYTES)
+    try:
+        fields = parse_qs(body.decode("latin-1"), max_num_fields=_MAX_FORM_FIELDS)
     except ValueError:
         raise HTTPException(400, f"the form has more than {_MAX_FORM_FIELDS} fields") from None
     return {name: values[0] for name, values in fields.items()}
@@ -361,5 +482,6 @@ def _encode_stream(stream: StreamReport, sees_reader: bool) -> dict[str, Any]:
 
 
 def _with_headers(response: Response) -> Response:
-    response.headers.update(_HEADERS)
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
     return response

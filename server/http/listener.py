@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from socket import socket
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
@@ -15,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...errors import ConfigError
 from ...protocol.uri import DataUri
+from ...transport.memory.files import SourceFile
 from ...transport.tcp import bind_socket
 from ...transport.tls_options import TlsServerOptions, load_server_context
 from ..addresses import HostNames, is_exposed
@@ -22,10 +25,11 @@ from ..config import Settings
 from ..context import ServerContext
 from ..logs import get_logger
 from .application import HAS_CERTIFICATE, Application
+from .responses import CONNECTION
 from .service import Service
 
 MAX_CONNECTIONS = 64
-"""The number of connections. Further ones are closed at once."""
+"""The number of connections without a response with data. Further ones are closed at once."""
 REQUEST_SECONDS = 10.0
 """The time for a request to arrive completely, its body included, in seconds."""
 KEEP_ALIVE_SECONDS = 75.0
@@ -47,7 +51,7 @@ class PatientTransport:
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+        self._transport = self.wrapped = transport
         self.has_ended = False
         """Whether nothing more is sent."""
 
@@ -66,18 +70,51 @@ class PatientTransport:
         asyncio.get_running_loop().call_later(_CLIENT_CLOSE_SECONDS, self._transport.close)
 
 
+class _Framing(h11.Connection):
+    """The messages of a connection, with trailers, which ASGI lacks."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_bytes)
+        self.trailers: Sequence[tuple[str, str]] = ()
+
+    def send(self, event: h11.Event) -> Any:
+        if self.trailers and type(event) is h11.EndOfMessage:
+            event, self.trailers = h11.EndOfMessage(headers=list(self.trailers)), ()
+        return super().send(event)
+
+
+class _SentBytes(bytes):
+    """The size of data that is a part of the body, and is sent by other means."""
+
+    def __new__(cls, nbytes: int) -> _SentBytes:
+        sent = super().__new__(cls)
+        sent.nbytes = nbytes
+        return sent
+
+    nbytes: int
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+
 class BoundedConnection(H11Protocol):
     """A connection that is closed if its client is too slow, or if there are too many.
 
     uvicorn itself bounds the size of headers and the time between requests, but not the time that
     a request takes to arrive.
+
+    A response with data may take long: the daemon cancels its stream when the client stalls.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn = self._framing = _Framing(_HEADER_BYTES)
         self._deadline = self.loop.time() + REQUEST_SECONDS
         self._has_begun = False
         self._timer: asyncio.TimerHandle | None = None
+        self._transfers = False
+        self._lent: list[SourceFile] = []
+        self._checks = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin the time of the first request."""
@@ -85,8 +122,14 @@ class BoundedConnection(H11Protocol):
         super().connection_made(self._patient)  # type: ignore[arg-type]
         connection = transport.get_extra_info("ssl_object")
         has_certificate = connection is not None and bool(connection.getpeercert())
-        self.app_state = {**self.app_state, HAS_CERTIFICATE: has_certificate}
-        if len(self.connections) > MAX_CONNECTIONS:
+        self._can_send_files = connection is None
+        self.app_state = {
+            **self.app_state,
+            HAS_CERTIFICATE: has_certificate,
+            CONNECTION: self,
+        }
+        others: Any = self.connections
+        if sum(not each.transfers for each in others) > MAX_CONNECTIONS:
             transport.abort()
         else:
             self._check()
@@ -95,6 +138,7 @@ class BoundedConnection(H11Protocol):
         """Stop watching the connection."""
         if self._timer is not None:
             self._timer.cancel()
+        self._return_files()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -104,6 +148,7 @@ class BoundedConnection(H11Protocol):
         if not self._has_begun and self._is_idle:
             self._has_begun = True
             self._deadline = min(self._deadline, self.loop.time() + REQUEST_SECONDS)
+            self._return_files()  # who sends the next request has read the last response
         super().data_received(data)
         if self._has_begun and not self._is_idle and not self.cycle.more_body:
             self._has_begun = False
@@ -111,6 +156,7 @@ class BoundedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Begin the time until the next request."""
+        self._transfers = False
         self._deadline = self.loop.time() + KEEP_ALIVE_SECONDS
         super().on_response_complete()
 
@@ -126,6 +172,61 @@ class BoundedConnection(H11Protocol):
             super().send_400_response(msg)
         except h11.LocalProtocolError:  # the response to HEAD has no body
             self.transport.close()
+
+    @property
+    def transfers(self) -> bool:
+        """Whether a response with data is on its way, which other limits bound."""
+        return self._transfers
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client has disconnected."""
+        return self._patient.is_closing()
+
+    @property
+    def can_send_files(self) -> bool:
+        """Whether the kernel can send a file: it cannot encrypt it."""
+        return self._can_send_files
+
+    def begin_transfer(self) -> None:
+        """Let the response take as long as its client takes data."""
+        self._transfers = True
+        self._has_begun = False
+        self._deadline = math.inf
+
+    def add_trailers(self, trailers: Sequence[tuple[str, str]]) -> None:
+        """Send trailers after the body that ends next."""
+        self._framing.trailers = trailers
+
+    async def send_file(self, file: SourceFile, offset: int, nbytes: int) -> None:
+        """Send a part of a file as a part of the body.
+
+        The socket refers to the pages of the file until its client has read them.
+        """
+        if file not in self._lent:
+            file.lend()
+            self._lent.append(file)
+        if self.flow.write_paused:
+            await self.flow.drain()
+        self._framing.send_with_data_passthrough(h11.Data(data=_SentBytes(nbytes)))
+        transport, source = cast(Any, self._patient.wrapped), cast(Any, file)
+        sent = await self.loop.sendfile(transport, source, offset, nbytes, fallback=False)
+        if sent != nbytes:
+            raise file.truncation_error(offset + sent)
+
+    def abort(self) -> None:
+        """Reset the connection."""
+        self.transport.abort()
+
+    def _return_files(self) -> None:
+        while self._lent:
+            self._lent.pop().take_back()
+
+    def _yield_to_writers(self) -> None:
+        """Reset an idle connection if a writer waits for a file that was sent over it."""
+        self._checks = self._checks + 1 if any(file.delays_writer for file in self._lent) else 0
+        if self._checks > 1 and self._is_idle:
+            self.transport.abort()
 
     def abort_if_idle(self) -> None:
         """Close the connection at once, unless a response is on its way."""
@@ -143,6 +244,8 @@ class BoundedConnection(H11Protocol):
             self.transport.abort()
         else:
             self._timer = self.loop.call_later(_CHECK_SECONDS, self._check)
+            if self._lent:
+                self._yield_to_writers()
 
 
 _HEADER_BYTES = 32 << 10

@@ -16,7 +16,7 @@ from ..formats.arrow.truncation import needs_truncation, truncate
 from ..formats.vortex.decoder import call_library, encode_array, import_library
 from ..formats.vortex.encoder import FileConverter, copy_rows
 from ..formats.vortex.message import Message, encode_message
-from .output_file import Sink
+from . import Sink
 
 _WAITING_BATCHES = 2
 

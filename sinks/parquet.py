@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from io import BytesIO
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -14,40 +13,13 @@ from .. import variant
 from ..errors import ProtocolError, UsageError
 from ..formats.arrow.numpy_arrays import require_numpy
 from ..formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size
-from ..formats.parquet.variant.arrow_fields import is_variant_field
-from ..formats.parquet.variant_columns import find_variant_paths
+from ..formats.parquet.variant_columns import annotate_variants, find_variant_paths
 from ..formats.parquet.write_plan import GeoStatistics, WritePlan
-from ..server.catalog.suggestions import suggest_names
-from .output_file import Sink
+from . import Sink
 
 _ROW_GROUP_ROWS = 1 << 20
-_ROW_GROUP_BYTES = 128 << 20
+ROW_GROUP_BYTES = 128 << 20
 """The size at which a row group is written. Until then it is kept in memory."""
-
-
-def _check_shredded(schema: pa.Schema, name: str) -> None:
-    """Check that a column is a Variant, and can be shredded."""
-    found = schema.get_all_field_indices(name)
-    if not found:
-        inside = ""
-        if name in find_variant_paths(schema):
-            inside = ": this Variant is inside of a column, and only whole columns can be shredded"
-        raise UsageError(
-            f"--shred {name}: the data has no column {name!r}"
-            f"{inside or suggest_names(name, schema.names)}"
-        )
-    if len(found) > 1:
-        raise UsageError(
-            f"--shred {name}: the data has {len(found)} columns {name!r}; expected one"
-        )
-    field = schema.field(found[0])
-    if not is_variant_field(field):
-        variants = [each.name for each in schema if is_variant_field(each)]
-        choice = f"choose {' or '.join(map(repr, variants))}" if variants else "leave --shred out"
-        raise UsageError(
-            f"--shred {name}: the column {name!r} is of the type {field.type}; "
-            f"expected a Variant column; {choice}"
-        )
 
 
 class ParquetSink(Sink):
@@ -61,18 +33,18 @@ class ParquetSink(Sink):
         self,
         file: pa.NativeFile,
         schema: pa.Schema,
-        path: Path,
         shred: Mapping[str, Any] | None = None,
+        *,
+        row_group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
         super().__init__(file)
-        self._path = path
+        self._output = _Output(file)
+        self._row_group_bytes = row_group_bytes
         self._variants = find_variant_paths(schema)
         self._schema = schema
         self._shred = {} if shred is None else dict(shred)
         self._plan: Any = None
         self._writer: Any = None
-        for name in self._shred:
-            _check_shredded(schema, name)
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._pending_bytes = 0
@@ -92,7 +64,7 @@ class ParquetSink(Sink):
             schema = self._choose_types()
             self._plan = WritePlan.of(schema)
             self._writer = pq.ParquetWriter(
-                self._file,
+                pa.PythonFile(cast(Any, self._output), mode="w"),
                 self._plan.schema,
                 store_decimal_as_integer=bool(self._shred),  # as Variant Shredding demands
             )
@@ -140,7 +112,7 @@ class ParquetSink(Sink):
         self._pending.append(batch)
         self._pending_rows += batch.num_rows
         self._pending_bytes += batch.get_total_buffer_size()
-        if self._pending_rows >= _ROW_GROUP_ROWS or self._pending_bytes >= _ROW_GROUP_BYTES:
+        if self._pending_rows >= _ROW_GROUP_ROWS or self._pending_bytes >= self._row_group_bytes:
             self._write_group()
 
     def _write_group(self) -> None:
@@ -169,14 +141,13 @@ class ParquetSink(Sink):
         if self._pending:
             self._write_group()
         self._require_writer()
+        tail = self._output.hold()
         self._writer.close()
-        self._file.close()
         try:
-            self._annotate()
-            if self._variants:
-                variant.annotate(self._path, self._variants)
+            self._file.write(self._annotate(tail.getvalue()))
         except (pa.ArrowException, ProtocolError) as error:
             raise self._unsupported(error) from None
+        self._file.close()
 
     def abort(self) -> None:
         """Close the incomplete file. Raises nothing."""
@@ -185,18 +156,40 @@ class ParquetSink(Sink):
                 self._writer.close()  # a finalizer would write to a closed file
         super().abort()
 
-    def _annotate(self) -> None:
-        """Replace the footer by one with all annotations, if they are not the same."""
-        with self._path.open("r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(size - TAIL_BYTES)
-            footer_size = read_footer_size(file.read(TAIL_BYTES), size)
-            start = size - TAIL_BYTES - footer_size
-            file.seek(start)
-            former = file.read(footer_size)
-            footer = self._plan.annotate(former, self._statistics)
-            if footer == former:
-                return
-            file.seek(start)
-            file.write(footer + len(footer).to_bytes(4, "little") + MAGIC)
-            file.truncate()
+    def _annotate(self, tail: bytes) -> bytes:
+        """Return the end of a file with all annotations in its footer."""
+        size = read_footer_size(tail[-TAIL_BYTES:], self._output.tell())
+        start = len(tail) - TAIL_BYTES - size
+        footer = self._plan.annotate(tail[start:-TAIL_BYTES], self._statistics)
+        if self._variants:
+            footer = annotate_variants(footer, list(self._variants))
+        return b"".join((tail[:start], footer, len(footer).to_bytes(4, "little"), MAGIC))
+
+
+class _Output:
+    """A file to write to, which can hold its end back."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._target: Any = file
+        self._position = 0
+        self.closed = False
+
+    def hold(self) -> BytesIO:
+        """Return the memory to which everything goes from now on."""
+        self._target = BytesIO()
+        return self._target
+
+    def write(self, data: Any) -> int:
+        self._target.write(data)
+        size = memoryview(data).nbytes
+        self._position += size
+        return size
+
+    def tell(self) -> int:
+        return self._position
+
+    def flush(self) -> None:
+        """Do nothing: the sink closes the file."""
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,85 @@
+"""Reads and uploads over HTTP as sessions of the daemon, on its event loop.
+
+The HTTP listener has a thread and an event loop of its own, which answers health checks even while
+the daemon is busy. What uses the limits, threads and memory that all readers share runs on the
+event loop of the daemon. It is one of the daemon's sessions, so that a daemon that drains waits
+for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import anyio
+
+from ...errors import UnavailableError
+from ..context import ServerContext
+
+_T = TypeVar("_T")
+
+
+async def run_session(context: ServerContext, function: Callable[[], Awaitable[_T]]) -> _T:
+    """Run a function on the event loop of the daemon, and return its result.
+
+    If the calling task is cancelled, the function is, too. Raises `UnavailableError` if the daemon
+    has ended, or ends before the function does.
+    """
+    future: Future[_T] = Future()
+    scope: anyio.CancelScope | None = None
+
+    async def run() -> None:
+        nonlocal scope
+        try:
+            with anyio.CancelScope() as scope:
+                if not future.cancelled():
+                    result = await function()
+                    with suppress(InvalidStateError):
+                        future.set_result(result)
+        except Exception as error:
+            with suppress(InvalidStateError):
+                future.set_exception(error)
+        finally:
+            with suppress(InvalidStateError):
+                future.set_exception(_ended())
+
+    async def start() -> None:
+        try:
+            context.sessions.start_soon(run)
+        except RuntimeError:  # the daemon accepts no sessions any more
+            with suppress(InvalidStateError):
+                future.set_exception(_ended())
+
+    def cancel() -> None:
+        if scope is not None:
+            scope.cancel()
+
+    coroutine = start()
+    try:
+        asyncio.run_coroutine_threadsafe(coroutine, context.loop)
+    except RuntimeError:  # the event loop is closed
+        coroutine.close()
+        raise _ended() from None
+    try:
+        return await asyncio.wrap_future(future)
+    finally:
+        if future.cancelled():
+            with suppress(RuntimeError):
+                context.loop.call_soon_threadsafe(cancel)
+
+
+async def run_elsewhere(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Return the result of a coroutine that another thread's event loop runs."""
+    try:
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    except RuntimeError:
+        coroutine.close()
+        raise _ended() from None
+    return await asyncio.wrap_future(future)
+
+
+def _ended() -> UnavailableError:
+    return UnavailableError("the server has ended; connect to another one")
