@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
+from ..formats.flight_data import FlightData
 from ..protocol.limits import Limits
 from ..protocol.uri import DataUri
 from .auth.access_control import AccessControl
@@ -53,6 +54,16 @@ class RelayService(Protocol):
         ...
 
 
+class UploadService(Protocol):
+    """What receives uploads, as the services see it."""
+
+    async def receive(
+        self, caller: Any, target: Any, messages: AsyncIterator[FlightData]
+    ) -> dict[str, Any]:
+        """Store an upload of a `Caller`, and return the response; see `UploadReceiver`."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class ServerContext:
     """The state that a daemon shares with its sessions and its control plane."""
@@ -87,6 +98,8 @@ class ServerContext:
     """All processes of the server."""
     relay: RelayService | None = None
     """The relay that the server is; None if it is not one."""
+    uploads: UploadService | None = None
+    """Receives uploads, once the control plane is bound; None if the server accepts none."""
     uris: list[DataUri] = field(default_factory=list[DataUri])
     """The URIs of the bound listeners."""
     draining: anyio.Event = field(init=False)

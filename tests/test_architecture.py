@@ -162,6 +162,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"tracing"},
         {"context"},
         {"caller", "chunks", "data_stream", "listeners", "reload"},
+        {"receiving"},
         {"control", "http", "session"},
         {"daemon"},
         {"embedded", "worker_process"},
@@ -215,7 +216,7 @@ LAYERS: dict[str, list[set[str]]] = {
     "server.http": [
         {"formats", "responses", "service", "sessions"},
         {"page", "parameters"},
-        {"data", "datasets"},
+        {"data", "datasets", "upload"},
         {"application"},
         {"listener"},
     ],

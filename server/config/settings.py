@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     """The URI of the control plane, an Arrow Flight service: `grpc://127.0.0.1:8815`, or
     `grpc+tls://…` with TLS."""
     http: str | None = setting(None, Group.GENERAL, metavar="URI", shown="no HTTP listener")
-    """The URI of the HTTP listener for metrics, health checks and the status page:
+    """The URI of the HTTP listener for datasets, metrics, health checks and the status page:
     `http://127.0.0.1:9816`, or `https://…` with TLS."""
     otlp: str | None = setting(
         None,
@@ -134,6 +134,11 @@ class Settings(BaseSettings):
     )
     """A host name by which clients may address the HTTP listener, besides this host's own names
     and all addresses; may be given several times. With tokens, all names are accepted."""
+    http_origins: tuple[str, ...] = setting(
+        (), Group.GENERAL, metavar="ORIGIN", shown="none", needs=("http",)
+    )
+    """An origin, such as `https://notebook.example`, whose pages may read the HTTP listener from a
+    browser (CORS); may be given several times. `*` allows all."""
 
     advertise: str | None = setting(None, Group.CONTROL, metavar="HOST", needs=("control",))
     """The host in the locations that the control plane returns, if readers reach this host by
@@ -372,6 +377,7 @@ class ServeArguments(TypedDict, total=False):
     workers: int
     drain_seconds: float
     http_hosts: Sequence[str]
+    http_origins: Sequence[str]
     advertise: str | None
     writable: str | Path | None
     writable_bytes: int | str | None

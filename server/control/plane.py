@@ -27,6 +27,7 @@ from ..addresses import control_uri, list_unencrypted_addresses
 from ..context import ServerContext
 from ..listeners import Descriptors
 from ..logs import get_logger
+from ..receiving import UploadReceiver
 from ..reload import ReloadReport
 from ..uploads.quota import Quota
 from ..uploads.store import UploadStore
@@ -151,6 +152,8 @@ class ControlPlane:
         try:
             if settings.writable is not None:
                 self._store = await to_thread.run_sync(self._open_store)
+                uploads = self._context.limits.uploads
+                self._context.uploads = UploadReceiver(self._store, uploads)
             address_calls = AddressCalls(lambda: self._context.settings.max_calls_per_address)
             self._health = HealthService((FLIGHT_SERVICE,), address_calls)
             self._interceptor = CallInterceptor(self._context, address_calls)
@@ -218,7 +221,7 @@ class ControlPlane:
         limits, settings = self._context.limits, self._settings
         service = FlightService(
             DoGetHandler(),
-            DoPutHandler(self._store, limits.uploads),
+            DoPutHandler(self._context.uploads),
             ActionHandler(self._store, self._reload),
         )
         max_bytes = _SMALL_MESSAGE_BYTES if self._store is None else limits.upload_message_bytes

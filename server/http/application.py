@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     HTMLResponse,
@@ -32,7 +33,13 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...errors import DeniedError, InvalidRequestError, SplitArrowError, UnavailableError
+from ...errors import (
+    DeniedError,
+    InvalidRequestError,
+    LimitError,
+    SplitArrowError,
+    UnavailableError,
+)
 from ..addresses import HostNames
 from ..auth.principal import ANYONE, Permission, Principal
 from ..caller import Caller
@@ -41,12 +48,13 @@ from ..logs import get_logger
 from ..metrics import OTHER, Histogram, Metric, MetricType, Sample, merge_samples
 from ..refusals import describe_status
 from ..report import StreamReport
-from .data import DataResponse, Readers
+from .data import VERSION_HEADER, DataResponse, Readers
 from .datasets import Target, describe, describe_api
-from .formats import FORMATS, choose_format
+from .formats import ARROW_STREAM, FORMATS, choose_format
 from .page import History, Page
 from .parameters import DataQuery, parse_json, parse_query
 from .service import Service
+from .upload import receive_upload
 
 _OPEN_METRICS = "application/openmetrics-text"
 
@@ -119,6 +127,8 @@ _STATUS = {
     "UNIMPLEMENTED": 501,
 }
 """The statuses of HTTP for those of gRPC; 500 for the others."""
+_EXPOSED = ("accept-ranges", "content-range", "etag", VERSION_HEADER)
+"""The headers that pages of other sites may read, besides the usual ones."""
 _MAX_JSON_BYTES = 256 << 10
 _MAX_FORM_BYTES = 4096
 _MAX_FORM_FIELDS = 8
@@ -182,12 +192,13 @@ class Application:
                 Route("/v1/openapi.json", guard(self._openapi)),
                 Route("/v1/datasets/{path:path}", guard(self._get_dataset)),
                 Route("/v1/datasets/{path:path}", guard(self._post_dataset), methods=["POST"]),
+                Route("/v1/datasets/{path:path}", guard(self._put_dataset), methods=["PUT"]),
                 Route("/v1/streams", guard(self._streams)),
                 Route("/", guard(self._status_page)),
                 Route("/streams/{process}/{number}/cancel", guard(self._cancel_page)),
                 Route("/streams/{process}/{number}/cancel", guard(self._cancel), methods=["POST"]),
             ],
-            middleware=[Middleware(_FramingCheck)],
+            middleware=[Middleware(_FramingCheck), *self._allow_origins()],
             exception_handlers={
                 HTTPException: self._refuse,
                 SplitArrowError: self._refuse_request,
@@ -196,6 +207,21 @@ class Application:
         )
         application.router.redirect_slashes = False  # to an address with the client's host name
         return application
+
+    def _allow_origins(self) -> list[Middleware]:
+        """Return what lets pages of other sites read responses (CORS)."""
+        if not self.origins:
+            return []
+        return [
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(self.origins),
+                allow_methods=["GET", "HEAD", "POST", "PUT"],
+                allow_headers=["authorization", "content-type", "if-none-match", "range"],
+                expose_headers=[*_EXPOSED],
+                max_age=600,
+            )
+        ]
 
     async def sample(self) -> None:
         """Record the rates of the datasets now."""
@@ -254,7 +280,7 @@ class Application:
         code, text = describe_status(error, subject, location)
         text = text.partition("; request a new ticket")[0]  # there are none
         context.refusals.record(code, "http", subject, "http")
-        status = _STATUS.get(code, 500)
+        status = 413 if isinstance(error, LimitError) else _STATUS.get(code, 500)
         if status >= 500 and not isinstance(error, UnavailableError):
             self._log.error("request failed", path=request.url.path, exc_info=error)
         else:
@@ -335,11 +361,22 @@ class Application:
             raise HTTPException(405, "only data is read with POST", {"allow": "GET, HEAD"})
         if request.url.query:
             raise InvalidRequestError("a POST has its parameters in the body")
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json":
-            raise HTTPException(415, "the body has to be application/json")
+        _check_media_type(request, "application/json")
         values = parse_json(await _read_body(request, _MAX_JSON_BYTES))
         return self._read(caller, target, values, request)
+
+    async def _put_dataset(
+        self, service: Service, principal: Principal, request: Request
+    ) -> Response:
+        target = Target.parse(request)
+        if not target.is_data or target.shard is not None:
+            raise HTTPException(405, "uploads go to /v1/datasets/NAME/data", {"allow": "GET, HEAD"})
+        if request.url.query:
+            raise InvalidRequestError("an upload has no parameters")
+        _check_media_type(request, ARROW_STREAM.media_type)
+        setattr(request.state, SUBJECT, target.dataset)
+        caller = self._find_caller(service, principal, request)
+        return JSONResponse(await receive_upload(caller, target.dataset, request), 201)
 
     def _read(
         self, caller: Caller, target: Target, values: dict[str, Any], request: Request
@@ -442,6 +479,14 @@ def _read_stream(request: Request) -> tuple[str, int]:
     if not _STREAM_NUMBER.fullmatch(number):
         raise HTTPException(404, "the number of a stream has 1 to 18 digits")
     return request.path_params["process"], int(number)
+
+
+def _check_media_type(request: Request, expected: str) -> None:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != expected:
+        raise HTTPException(415, f"the header Content-Type has to be {expected}")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HTTPException(415, "the body must not have a Content-Encoding")
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:

@@ -28,7 +28,7 @@ from .application import HAS_CERTIFICATE, Application
 from .responses import CONNECTION
 from .service import Service
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 512
 """The number of connections without a response with data. Further ones are closed at once."""
 REQUEST_SECONDS = 10.0
 """The time for a request to arrive completely, its body included, in seconds."""
@@ -267,6 +267,7 @@ class HttpListener:
             HostNames.of(settings, uri),
             checks_names=not settings.requires_token,
             requires_certificate=tls is not None and settings.tls_client_ca is not None,
+            origins=settings.http_origins,
         )
         """Answers the requests."""
         self._socket = _bind(uri)

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import anyio
 
-from ...errors import UnavailableError
+from ...errors import SplitArrowError, UnavailableError, exhausted_error
 from ..context import ServerContext
+from ..refusals import flatten_errors
 
 _T = TypeVar("_T")
 
@@ -41,7 +42,7 @@ async def run_session(context: ServerContext, function: Callable[[], Awaitable[_
                         future.set_result(result)
         except Exception as error:
             with suppress(InvalidStateError):
-                future.set_exception(error)
+                future.set_exception(_choose_error(error))
         finally:
             with suppress(InvalidStateError):
                 future.set_exception(_ended())
@@ -79,6 +80,12 @@ async def run_elsewhere(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[An
         coroutine.close()
         raise _ended() from None
     return await asyncio.wrap_future(future)
+
+
+def _choose_error(error: Exception) -> BaseException:
+    """Return the first of our own errors in a group, or else the first one."""
+    errors = [exhausted_error(each) or each for each in flatten_errors(error)]
+    return next((each for each in errors if isinstance(each, SplitArrowError)), errors[0])
 
 
 def _ended() -> UnavailableError:

@@ -515,7 +515,8 @@ def test_no_redirect_before_authentication_uses_the_host_of_the_client(tokens: P
     with serve(token_file=tokens) as server:
         for path in ("/metrics/", "/v1/datasets/", "/healthz/", "//evil.example"):
             answer = request(uri_of(server), path, Host="evil.example")
-            assert (answer.status, answer.headers.get("location")) == (404, None)
+            assert answer.status in (401, 404)
+            assert answer.headers.get("location") is None
 
 
 def test_the_number_of_a_stream_is_parsed_after_authentication(tokens: Path) -> None:
