@@ -215,7 +215,8 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "server.http": [
         {"formats", "responses", "service", "sessions"},
-        {"page", "parameters"},
+        {"parameters", "preview"},
+        {"page"},
         {"data", "datasets", "upload"},
         {"application"},
         {"listener"},

@@ -53,7 +53,9 @@ from .datasets import Target, describe, describe_api
 from .formats import ARROW_STREAM, FORMATS, choose_format
 from .page import History, Page
 from .parameters import DataQuery, parse_json, parse_query
+from .preview import read_preview
 from .service import Service
+from .sessions import run_session
 from .upload import receive_upload
 
 _OPEN_METRICS = "application/openmetrics-text"
@@ -195,6 +197,7 @@ class Application:
                 Route("/v1/datasets/{path:path}", guard(self._put_dataset), methods=["PUT"]),
                 Route("/v1/streams", guard(self._streams)),
                 Route("/", guard(self._status_page)),
+                Route("/datasets/{name:path}", guard(self._dataset_page)),
                 Route("/streams/{process}/{number}/cancel", guard(self._cancel_page)),
                 Route("/streams/{process}/{number}/cancel", guard(self._cancel), methods=["POST"]),
             ],
@@ -417,6 +420,27 @@ class Application:
         notice = request.query_params.get("notice", "")
         text = await self._run(
             lambda: self._page.render_status(service, principal, self.history, refreshes, notice)
+        )
+        return HTMLResponse(text)
+
+    async def _dataset_page(
+        self, service: Service, principal: Principal, request: Request
+    ) -> Response:
+        name: str = request.path_params["name"]
+        setattr(request.state, SUBJECT, name)
+        caller = self._find_caller(service, principal, request)
+        about = await self._run(describe, caller, Target(name))
+        preview, reason = None, "The dataset holds tensors, which have no rows."
+        try:
+            preview = await run_session(service.context, lambda: read_preview(caller, name))
+        except SplitArrowError as error:
+            _, reason = describe_status(error, name, service.context.catalog.location(name))
+        address = f"{request.url.scheme}://{request.headers.get('host', '')}"
+        needs_token = service.context.access.requires_token
+        text = await self._run(
+            lambda: self._page.render_dataset(
+                about, preview, reason, address, needs_token=needs_token
+            )
         )
         return HTMLResponse(text)
 

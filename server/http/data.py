@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -33,7 +31,7 @@ from ..catalog.delta import DeltaDataset
 from ..catalog.files.origins import ObjectFile
 from ..catalog.published import PublishedDataset
 from ..catalog.selection import Selection, open_rows
-from ..chunks import CHUNK_GROUP_BYTES, Pace, ReadAhead, run_stream, send_chunks
+from ..chunks import CHUNK_GROUP_BYTES, Pace, ReadAhead, send_chunks
 from ..logs import get_logger
 from ..streams import RunningStream
 from .formats import Format, accepts_zstd, compress_chunks
@@ -46,10 +44,8 @@ from .responses import (
     parse_range,
     quote_tag,
 )
-from .sessions import run_elsewhere, run_session
+from .sessions import run_elsewhere, run_http_stream, run_session
 
-TRANSPORT = "http"
-"""The name of this transport."""
 VERSION_HEADER = "splitarrow-version"
 """The header with the version of the dataset, with which a client continues a read."""
 _PART_BYTES = 8 << 20
@@ -245,7 +241,7 @@ class DataResponse(Response):
         if is_head:
             await self._send_empty(outlet, 200, headers)
             return
-        with self._run_stream(request) as stream, self._readers.read_ahead.stream():
+        with run_http_stream(self._caller, request) as stream, self._readers.read_ahead.stream():
             source = await run_in_thread(
                 open_rows,
                 plan.dataset,
@@ -323,7 +319,7 @@ class DataResponse(Response):
         if is_head:
             await self._send_empty(outlet, status, headers)
             return
-        with self._run_stream(plan.request) as stream:
+        with run_http_stream(self._caller, plan.request) as stream:
             await self._call(outlet, status, headers)
             await self._send_part(stored, part, outlet, stream)
             is_whole = part == (0, file.size)
@@ -360,20 +356,6 @@ class DataResponse(Response):
 
         data = await run_in_thread(read_tail, limiter=threads)
         await self._write(outlet, stream, [data])
-
-    def _run_stream(self, request: Request) -> AbstractContextManager[RunningStream]:
-        caller = self._caller
-        requires_token = caller.server.access.requires_token
-        return run_stream(
-            caller.server,
-            request,
-            principal=caller.principal.name,
-            peer=caller.peer,
-            transport=TRANSPORT,
-            # There is no ticket. As with one, the streams of a principal are limited.
-            signed_ticket=secrets.token_bytes(16) if requires_token else None,
-            is_lost=lambda error: isinstance(error, ConnectionLostError),
-        )
 
 
 async def _wait_disconnected(receive: Receive) -> None:

@@ -9,11 +9,12 @@ import platform
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -23,6 +24,7 @@ from ..auth.principal import Principal
 from ..config import Declaration, Settings, declarations
 from ..metrics import OTHER, Sample, merge_samples
 from ..report import ProcessReport, StreamReport, package_version
+from .preview import Preview, show_value
 from .service import Service
 
 WIDTH, HEIGHT = 120.0, 28.0
@@ -146,10 +148,16 @@ class Page:
             lstrip_blocks=True,
         )
         environment.filters.update(
-            number=format_number, size=_format_size, duration=format_duration, ago=_format_ago
+            number=format_number,
+            size=_format_size,
+            duration=format_duration,
+            ago=_format_ago,
+            cell=show_value,
+            segment=_quote_segment,
         )
         self._status = environment.get_template("status.html")
         self._cancel = environment.get_template("cancel.html")
+        self._dataset = environment.get_template("dataset.html")
 
     def render_status(
         self,
@@ -193,6 +201,47 @@ class Page:
     def render_cancel(self, stream: StreamReport, form_token: str) -> str:
         """Return the page that asks whether to cancel a stream, by a form with a token."""
         return self._cancel.render(stream=stream, form_token=form_token)
+
+    def render_dataset(
+        self,
+        about: Mapping[str, Any],
+        preview: Preview | None,
+        reason: str,
+        address: str,
+        *,
+        needs_token: bool,
+    ) -> str:
+        """Return the page of a dataset with a description.
+
+        `reason` says why there is no preview. `address` is the scheme and the host by which the
+        client addresses this server.
+        """
+        return self._dataset.render(
+            about=about,
+            preview=preview,
+            reason=reason,
+            examples=list(_list_examples(about, address)),
+            needs_token=needs_token,
+        )
+
+
+def _list_examples(about: Mapping[str, Any], address: str) -> Iterator[tuple[str, str]]:
+    """Yield programs that read a dataset, and what they are written in."""
+    name = quote(about["name"], safe="")
+    data = f"{address}{about['data']}"
+    yield (
+        "Python",
+        f'import splitarrow\n\nwith splitarrow.open("{address}/{name}") as stream:\n'
+        "    table = stream.read_all()",
+    )
+    yield "curl", f"curl --fail -o '{name}.arrows' '{data}'"
+    yield "DuckDB", f"SELECT * FROM read_csv('{data}?format=csv');"
+    yield "R", f'arrow::read_ipc_stream(url("{data}", "rb"))'
+    yield (
+        "JavaScript",
+        'import { tableFromIPC } from "apache-arrow";\n\n'
+        f'const table = await tableFromIPC(fetch("{data}"));',
+    )
 
 
 class _Figures:
@@ -316,6 +365,10 @@ def format_duration(seconds: float) -> str:
 
 def _format_size(nbytes: float) -> str:
     return format_bytes(nbytes).replace(" ", "\u00a0")
+
+
+def _quote_segment(text: str) -> str:
+    return quote(text, safe="")
 
 
 def _format_ago(seconds: float) -> str:

@@ -9,18 +9,46 @@ for it.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 import anyio
 
-from ...errors import SplitArrowError, UnavailableError, exhausted_error
+from ...errors import ConnectionLostError, SplitArrowError, UnavailableError, exhausted_error
+from ...protocol.request import Request
+from ..caller import Caller
+from ..chunks import run_stream
 from ..context import ServerContext
 from ..refusals import flatten_errors
+from ..streams import RunningStream
 
 _T = TypeVar("_T")
+
+
+TRANSPORT = "http"
+"""The name of this transport."""
+
+
+def run_http_stream(caller: Caller, request: Request) -> AbstractContextManager[RunningStream]:
+    """Register a stream over HTTP while the context lasts; see `run_stream`."""
+    requires_token = caller.server.access.requires_token
+    return run_stream(
+        caller.server,
+        request,
+        principal=caller.principal.name,
+        peer=caller.peer,
+        transport=TRANSPORT,
+        # There is no ticket. As with one, the streams of a principal are limited.
+        signed_ticket=secrets.token_bytes(16) if requires_token else None,
+        is_lost=_is_lost,
+    )
+
+
+def _is_lost(error: BaseException) -> bool:
+    return any(isinstance(each, ConnectionLostError) for each in flatten_errors(error))
 
 
 async def run_session(context: ServerContext, function: Callable[[], Awaitable[_T]]) -> _T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 
@@ -85,7 +85,8 @@ class Downloader:
 
     def get(self, path: str, **headers: str) -> Download:
         """Send a request, and return its response."""
-        self.send(path, **headers)
+        fields: dict[str, Any] = dict(headers)
+        self.send(path, **fields)
         return self.read()
 
     def _fields(self) -> dict[str, str]:

@@ -204,6 +204,27 @@ def test_the_page_is_readable(
     page.close()
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_page_of_a_dataset_is_readable(
+    browser: Browser, server: splitarrow.Server, scheme: Any, size: str, tmp_path: Path
+) -> None:
+    width, height = SIZES[size]
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.goto(f"{server.http_uri}/?refresh=off")
+    page.get_by_role("link", name="weather").click()
+    page.get_by_text("First rows").wait_for()
+    assert messages == []
+    assert page.locator(".scroll tbody tr").count() == 100
+    assert page.locator("td[data-label=Minimum]").first.inner_text() == "0"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(CONTRAST) >= 4.5
+    page.screenshot(path=tmp_path / f"dataset-{scheme}-{size}.png", full_page=True)
+    page.close()
+
+
 def test_long_names_fit_on_a_phone(browser: Browser) -> None:
     """The recent refusals have the name of the dataset, which may be long and without spaces."""
     name = "trips-of-yellow-taxis-in-2026/partitioned_by_pickup_location_and_hour"

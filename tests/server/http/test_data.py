@@ -16,7 +16,6 @@ import numpy as np
 import polars
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -37,7 +36,7 @@ TABLE = pa.table(
         "text": pa.array([f"row, {i} é" for i in range(ROWS)]),
     }
 )
-BIG = pa.table({"n": np.arange(4_000_000)})
+BIG = pa.table({"n": pa.array(np.arange(4_000_000))})
 TOKEN = "canary-of-a-token-0123456789"
 ARROW = "application/vnd.apache.arrow.stream"
 
@@ -120,10 +119,7 @@ def test_a_selection_has_the_rows_that_pyarrow_selects(
 ) -> None:
     condition = quote("x > 20 and text like '%5%' or n = 3")
     found = get(server, "rows", f"?format={format}&columns=text,n&filter={condition}&limit=40")
-    keep = pc.or_(
-        pc.and_kleene(pc.greater(TABLE["x"], 20.0), pc.match_like(TABLE["text"], "%5%")),
-        pc.equal(TABLE["n"], 3),
-    )
+    keep = ((pc.field("x") > 20) & pc.match_like(pc.field("text"), "%5%")) | (pc.field("n") == 3)
     expected = TABLE.filter(keep).select(["text", "n"]).slice(0, 40)
     assert read_body(format, found.body).cast(expected.schema).equals(expected)
     assert found.trailers == {"splitarrow-rows": "40"}
