@@ -102,6 +102,10 @@ bench-network: $(VENV)/installed-test ## measure over an emulated link, beside F
 	@PYTHONPATH=tests $(BIN)/python -m splitarrow.benchmarks.studies.network \
 	    --json .benchmarks/network.json $(ARGS)
 
+.PHONY: bench-http
+bench-http: $(VENV)/installed ## measure data over HTTP beside nginx and DoGet
+	@$(BIN)/python -m splitarrow.benchmarks.studies.http $(ARGS)
+
 .PHONY: bench-relay
 bench-relay: $(VENV)/installed-test ## measure what a relay saves and costs behind an emulated link
 	@PYTHONPATH=tests $(BIN)/python -m splitarrow.benchmarks.studies.relay_link $(ARGS)

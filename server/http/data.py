@@ -254,15 +254,27 @@ class DataResponse(Response):
             if is_compressed:
                 chunks = compress_chunks(chunks, pace)
 
+            pending: list[asyncio.Future[None]] = []
+            """The pieces that are being sent while the next ones are made."""
+
             async def write(messages: deque[bytes]) -> None:
                 if not outlet.has_begun:  # errors of the first chunk still become a status
                     await self._call(outlet, 200, headers)
                 pieces = list(messages)
                 messages.clear()
-                await self._write(outlet, stream, pieces)
+                if pending:
+                    await pending.pop()
+                pending.append(asyncio.ensure_future(self._write(outlet, stream, pieces)))
 
             slot = server.read_slots.slot_for(request, self._caller.principal.name)
-            await send_chunks(server, chunks, source.close, pace, stream, slot, write)
+            try:
+                await send_chunks(server, chunks, source.close, pace, stream, slot, write)
+                if pending:
+                    await pending.pop()
+            finally:
+                for each in pending:
+                    if not each.cancel() and not each.cancelled():
+                        each.exception()  # it is the one that has ended the stream, or later
             await run_elsewhere(outlet.loop, outlet.end(stream.rows))
 
     def _compresses(self, plan: _Plan) -> bool:

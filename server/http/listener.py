@@ -198,6 +198,13 @@ class BoundedConnection(H11Protocol):
         """Send trailers after the body that ends next."""
         self._framing.trailers = trailers
 
+    async def send_large(self, piece: bytes) -> None:
+        """Send a piece of a body without copying it."""
+        if self.flow.write_paused:
+            await self.flow.drain()
+        for part in self._framing.send_with_data_passthrough(h11.Data(data=piece)) or ():
+            self.transport.write(part)
+
     async def send_file(self, file: SourceFile, offset: int, nbytes: int) -> None:
         """Send a part of a file as a part of the body.
 

@@ -22,6 +22,9 @@ ROWS_TRAILER = "splitarrow-rows"
 """The trailer with the number of rows in a response, which proves that it is complete."""
 
 
+_LARGE_BYTES = 64 << 10
+
+
 class Connection(Protocol):
     """The connection of a client, as a response uses it."""
 
@@ -41,6 +44,10 @@ class Connection(Protocol):
 
     def add_trailers(self, trailers: Sequence[tuple[str, str]]) -> None:
         """Send trailers after the body that ends next."""
+        ...
+
+    async def send_large(self, piece: bytes) -> None:
+        """Send a piece of a body without copying it."""
         ...
 
     async def send_file(self, file: SourceFile, offset: int, nbytes: int) -> None:
@@ -74,7 +81,10 @@ class Outlet:
         """Send pieces of the body, and return when the client has taken most of them."""
         for piece in pieces:
             self._check()
-            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+            if len(piece) >= _LARGE_BYTES:
+                await self.connection.send_large(piece)
+            else:
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         self._check()
 
     async def write_file(self, file: SourceFile, offset: int, nbytes: int) -> None:
