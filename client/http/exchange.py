@@ -37,17 +37,14 @@ _CODES = {
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
     409: "FAILED_PRECONDITION",
-    413: "INVALID_ARGUMENT",
-    414: "INVALID_ARGUMENT",
-    421: "INVALID_ARGUMENT",
     429: "RESOURCE_EXHAUSTED",
-    431: "INVALID_ARGUMENT",
-    500: "INTERNAL",
+    501: "UNIMPLEMENTED",
     502: "UNAVAILABLE",
     503: "UNAVAILABLE",
     504: "UNAVAILABLE",
 }
-"""The codes of errors, by the status of a response."""
+"""The codes of errors, by the status of a response. The others concern the request, or are internal
+errors."""
 _FROM_ANYONE = frozenset([401, 403, 429, 502, 503, 504])
 """The errors that servers in front of a daemon report too."""
 _MAX_REASON_CHARS = 400
@@ -176,13 +173,14 @@ class Exchange:
             reason = "the proxy requires a user name and a password (status 407)"
             raise ConnectError(f"cannot connect to {self._place}: {reason}", stream=self._name)
         is_sentence = kind == "text/plain"
-        if status in _CODES and (is_sentence or status in _FROM_ANYONE):
+        if status >= 400 and (is_sentence or status in _FROM_ANYONE):
             reason = self._read_reason(response) if is_sentence else ""
             reason = reason or f"{self._place} answers with the status {self._describe(response)}"
             if status == 401:
                 hint = "pass a token" if self._token is None else "check the token"
                 reason += f"; {hint}: token=, or for commands SPLITARROW_TOKEN"
-            raise remote_error(_CODES[status], reason, stream=self._name)
+            code = _CODES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
+            raise remote_error(code, reason, stream=self._name)
         if status != 200 or kind != ARROW_STREAM:
             raise NotAPeerError(
                 f"{self._place} answers with {_shorten(kind) or 'no content type'} (status "

@@ -63,7 +63,10 @@ def refusal(parts: Iterable[bytes], **options: Any) -> SplitArrowError:
         ("409 Conflict", RemoteError, "FAILED_PRECONDITION"),
         ("421 Misdirected Request", InvalidRequestError, "INVALID_ARGUMENT"),
         ("429 Too Many Requests", ExhaustedError, "RESOURCE_EXHAUSTED"),
+        ("406 Not Acceptable", InvalidRequestError, "INVALID_ARGUMENT"),
         ("500 Internal Server Error", RemoteError, "INTERNAL"),
+        ("501 Not Implemented", RemoteError, "UNIMPLEMENTED"),
+        ("505 HTTP Version Not Supported", RemoteError, "INTERNAL"),
         ("503 Service Unavailable", UnavailableError, "UNAVAILABLE"),
     ],
 )
@@ -90,7 +93,7 @@ def test_a_missing_token_is_named() -> None:
         ("404 Not Found", "application/xml"),  # an S3 server
         ("206 Partial Content", ARROW),
         ("204 No Content", None),
-        ("418 Teapot", "text/plain"),
+        ("400 Bad Request", "text/html"),
     ],
 )
 def test_other_content_is_named(status: str, content_type: str | None) -> None:
