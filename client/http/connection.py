@@ -72,8 +72,7 @@ def find_proxy(url: Url) -> Proxy | None:
     """
     proxies, server = getproxies(), url.server
     text = proxies.get(server.scheme) or proxies.get("all")
-    excluded = [name.strip() for name in proxies.get("no", "").split(",")]
-    if not text or server.host in excluded or proxy_bypass(f"{server.host}:{server.port}"):
+    if not text or proxy_bypass(f"{server.host}:{server.port}"):
         return None
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
