@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ..client.open import open as open_stream
 from ..client.stream.decoders import Decoder, open_decoder
-from ..client.uris import complete_uri, is_control_uri, split_dataset
+from ..client.uris import complete_uri, is_control_uri, is_http_uri, split_dataset
 from ..errors import (
     InvalidDataError,
     InvalidValueWarning,
@@ -56,7 +56,7 @@ from ..publication.version_store import VersionStore
 from ..server.catalog.files.parquet import inspect_parquet
 from ..server.catalog.files.parquet_memory import locate_pages
 from ..transport.memory.files import SourceFile
-from .connection import open_client
+from .connection import open_client, resolve_token
 from .formatting import escape_text, format_count
 
 MAX_DEFECTS = 1000
@@ -590,6 +590,10 @@ def check_uri(
         "validate": "full" if full else "cheap",
         "connect_timeout": connect_timeout,
     }
+    if is_http_uri(uri):
+        token = resolve_token(token)
+        yield _check_stream(uri, partial(open_stream, uri, token=token, **options), progress)
+        return
     if not is_control_uri(uri):
         name = complete_uri(uri).redacted()
         yield _check_stream(name, partial(open_stream, uri, **options), progress)

@@ -12,7 +12,7 @@ from typing import Any
 _VARIABLE = "_SPLITARROW_COMPLETE"
 _SECONDS = 1.0
 """How long completion may wait for a server, in seconds."""
-_TRANSPORTS = ("auto", "tcp", "tcp+tls", "shm", "ucx", "flight")
+_TRANSPORTS = ("auto", "tcp", "tcp+tls", "shm", "ucx", "http", "flight")
 
 
 def is_bash_completion() -> bool:

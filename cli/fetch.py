@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ..client.uris import is_control_uri
+from ..client.uris import is_control_uri, is_http_uri
 from ..errors import UsageError
 from ..formats.arrow.form import Form
 from ..formats.text import format_bytes
@@ -24,7 +24,15 @@ from .connection import (
 )
 from .exit_status import raise_on_signals
 from .formatting import escape_text, format_count, format_duration, format_rate
-from .inputs import Input, InputFormat, control_source, data_source, open_input, query_source
+from .inputs import (
+    Input,
+    InputFormat,
+    control_source,
+    data_source,
+    http_source,
+    open_input,
+    query_source,
+)
 from .options import flag, option, with_arguments
 from .output_file import ARROW_SUFFIXES, OutputForm, parse_suffix
 from .selection import (
@@ -46,9 +54,9 @@ if TYPE_CHECKING:
 Uri = Annotated[
     str,
     typer.Argument(
-        help="The dataset: [cyan]grpc://host:8815/NAME[/cyan], [cyan]tcp://host/NAME[/cyan], or "
-        "the URI that the server prints, in quotes. Or a control plane, "
-        "[cyan]grpc://host:8815[/cyan], followed by NAME.",
+        help="The dataset: [cyan]grpc://host:8815/NAME[/cyan], [cyan]tcp://host/NAME[/cyan], "
+        "[cyan]http://host:9816/NAME[/cyan], or the URI that the server prints, in quotes. Or a "
+        "control plane, [cyan]grpc://host:8815[/cyan], followed by NAME.",
         metavar="URI",
         autocompletion=complete_uri,
     ),
@@ -250,6 +258,11 @@ def fetch(
         else:
             _check_no_selection(name_or_body_uri, arguments)
             source = query_source(uri, sql, token, arguments)
+    elif is_http_uri(uri):
+        if name_or_body_uri is not None and ticket is not None:
+            raise UsageError(f"--ticket and {name_or_body_uri!r}: give only one")
+        options = arguments | leave_out_absent(sql=sql)
+        source = http_source(uri, ticket or name_or_body_uri, token, options)
     else:
         given = {**arguments, **leave_out_absent(token=token, sql=sql)}
         unfit = ("shards", "version", "transport", "parallel", "token", "sql")
@@ -277,7 +290,7 @@ def _check_no_selection(name: str | None, arguments: dict[str, Any]) -> None:
 def _check_transport(transport: str) -> None:
     from ..transport.registry import list_schemes  # the schemes of other packages take time to find
 
-    known = ("auto", *list_schemes(), "flight")
+    known = ("auto", *list_schemes(), "http", "https", "flight")
     if transport not in known:
         raise UsageError(f"--transport is {transport!r}; choose one of {', '.join(known)}")
 

@@ -11,10 +11,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..client.uris import complete_uri, is_control_uri, read_dataset_name
+from ..client.uris import (
+    complete_uri,
+    is_control_uri,
+    is_http_uri,
+    read_dataset_name,
+    split_http_dataset,
+)
 from ..errors import UriError, UsageError
 from . import completion
-from .connection import check_control_plane, connect_first, locate, open_client
+from .connection import check_control_plane, connect_first, locate, open_client, resolve_token
 from .options import option
 from .terminal import is_terminal
 
@@ -52,6 +58,18 @@ def data_source(
         from ..client.open import open as open_stream
 
         yield _dataset_name(uris, ticket), None, partial(open_stream, uris, ticket, **arguments)
+
+
+@contextmanager
+def http_source(
+    url: str, ticket: str | None, token: str | None, arguments: dict[str, Any]
+) -> Generator[Source]:
+    """Read a dataset over HTTP."""
+    _, name = split_http_dataset(url, ticket)
+    from ..client.open import open as open_stream
+
+    token = resolve_token(token)
+    yield name, None, partial(open_stream, url, ticket, token=token, **arguments)
 
 
 def _dataset_name(uris: list[str], ticket: str | None) -> str:
@@ -109,6 +127,10 @@ def open_input(
     if not is_local and is_control_uri(location):
         address, name = locate(location, None, "convert")
         with control_source(address, name, token, arguments, quiet=quiet) as source:
+            yield source
+        return
+    if not is_local and is_http_uri(location):
+        with http_source(location, None, token, arguments) as source:
             yield source
         return
     arguments = {name: value for name, value in arguments.items() if name != "transport"}

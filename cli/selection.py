@@ -83,8 +83,9 @@ Transport = Annotated[
     str,
     option(
         help="With a control plane, the transport to use: [cyan]tcp[/cyan], "
-        "[cyan]tcp+tls[/cyan], [cyan]shm[/cyan], [cyan]ucx[/cyan], [cyan]flight[/cyan] (DoGet of "
-        "Arrow Flight), or [cyan]auto[/cyan] for the first that connects.",
+        "[cyan]tcp+tls[/cyan], [cyan]shm[/cyan], [cyan]ucx[/cyan], [cyan]http[/cyan], "
+        "[cyan]flight[/cyan] (DoGet of Arrow Flight), or [cyan]auto[/cyan] for the first that "
+        "connects.",
         metavar="TRANSPORT",
         panel=PANEL,
         autocompletion=complete_transport,

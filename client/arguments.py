@@ -101,13 +101,13 @@ class ReadArguments(TypedDict, total=False):
     CUDA device, or an object of `splitarrow.memory`. With a device, the result is a `DeviceStream`.
     `None` is pageable host memory, or the server's own over ``shm``."""
     transport: str
-    """The scheme to use: ``tcp``, ``tcp+tls``, ``shm``, ``ucx``, or ``flight`` for DoGet. The
-    default, ``auto``, takes the first location that can be reached."""
+    """The scheme to use: ``tcp``, ``tcp+tls``, ``shm``, ``ucx``, ``http`` with or without TLS, or
+    ``flight`` for DoGet. The default, ``auto``, takes the first location that can be reached."""
     location_timeout: float
     """The time limit to connect to one of several locations, in seconds. The default is 2."""
     resume_attempts: int
-    """Consecutive retries per server without receiving a row. The default is 8; 0 disables
-    resuming."""
+    """Consecutive retries per server without receiving a row, also of a URL. The default is 8; 0
+    disables resuming."""
     parallel: int
     """The number of endpoints to read at a time. The default is 4."""
     window_bytes: int

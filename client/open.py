@@ -18,10 +18,12 @@ from .stream.device_stream import wrap_for_device
 from .stream.stream import AsyncStream, Stream, plan_opening
 from .uris import (
     is_control_uri,
+    is_http_uri,
     is_this_host,
     parse_control_uris,
     resolve_uris,
     split_dataset,
+    split_http_dataset,
 )
 
 if TYPE_CHECKING:
@@ -47,20 +49,23 @@ def open(
         - a short form of it for a dataset at a default listener: ``tcp://host/flights``;
         - a dataset of a control plane: ``grpc://host:8815/flights`` or ``host:8815/flights``. The
           read then works as with `Client.read`;
+        - a dataset over HTTP: ``http://host:9816/flights`` or ``https://host/flights``, through the
+          proxy that ``HTTP_PROXY`` or ``HTTPS_PROXY`` names. The read resumes after a broken
+          connection;
         - a pair of ``want_data`` URIs, one with ``stream=metadata`` and one with ``stream=body``,
           to read over two connections, to one server or to two.
     ticket : bytes or str, optional
         The ticket, if the URI has none: a dataset's name, or a ticket from a control plane. With a
-        control plane, the name of the dataset.
+        control plane or HTTP, the name of the dataset.
     token : str, optional
-        With a control plane, the bearer token that authenticates the caller.
+        With a control plane or HTTP, the bearer token that authenticates the caller.
     **arguments
         The options; see `ReadArguments`.
 
     Returns
     -------
     Stream or DatasetStream
-        A stream that has received its schema; a `DatasetStream` with a control plane. With
+        A stream that has received its schema; a `DatasetStream` with a control plane or HTTP. With
         ``memory`` on a device, a `DeviceStream`.
 
     Raises
@@ -85,6 +90,8 @@ def open(
     """
     if isinstance(target, (str, DataUri)) and is_control_uri(target):
         return _open_dataset(target, ticket, token, arguments)
+    if isinstance(target, (str, DataUri)) and is_http_uri(target):
+        return _open_url(target, ticket, token, arguments)
     read = _read_stream(arguments, token)
     stream = Stream(plan_opening(resolve_uris(target, ticket, read.request), read))
     return stream if read.memory is None else wrap_for_device(stream, read.memory)
@@ -122,16 +129,21 @@ def open_async(
     ...     anyio.run(read_names, server.uri("numbers"))
     {'name': ['a', 'b', 'c']}
     """
+    open_dataset = None
     if isinstance(target, (str, DataUri)) and is_control_uri(target):
-        from .dataset.aio import AsyncDatasetStream
-
+        open_dataset = partial(_open_dataset, target, ticket, token, arguments)
         if arguments.get("sql") is None:
             locate_dataset(target, ticket)
+    elif isinstance(target, (str, DataUri)) and is_http_uri(target):
+        open_dataset = partial(_open_url, target, ticket, token, arguments)
+        split_http_dataset(target, ticket)
+    if open_dataset is not None:
+        from .dataset.aio import AsyncDatasetStream
+
         memory = arguments.get("memory")
         if memory is not None:
             arguments["memory"] = find_allocator(memory)
-        opened = AsyncDatasetStream(partial(_open_dataset, target, ticket, token, arguments))
-        return wrap_for_device(opened, memory)
+        return wrap_for_device(AsyncDatasetStream(open_dataset), memory)
     read = _read_stream(arguments, token)
     stream = AsyncStream(plan_opening(resolve_uris(target, ticket, read.request), read))
     return wrap_for_device(stream, read.memory)
@@ -141,8 +153,8 @@ def _read_stream(arguments: ReadArguments, token: str | None) -> Read:
     """Return the read of a ``want_data`` URI. Refuse what only a control plane can do."""
     if token is not None:
         raise UsageError(
-            "a token is for a control plane, as in grpc://host:8815/NAME; the ticket of a "
-            "want_data URI already contains its authorization"
+            "a token is for a control plane, as in grpc://host:8815/NAME, or for HTTP; the ticket "
+            "of a want_data URI already contains its authorization"
         )
     read = Read.of(arguments)
     for name, value in (("sql", read.sql), ("shards", read.shards)):
@@ -192,6 +204,26 @@ def _open_dataset(
     finalizer.atexit = False
     source.on_close = finalizer
     return stream
+
+
+def _open_url(
+    target: str | DataUri, ticket: bytes | str | None, token: str | None, arguments: ReadArguments
+) -> DatasetStream:
+    """Open a dataset over HTTP."""
+    from .dataset.url import open_url
+    from .rpc.channel import check_token
+
+    for name in ("sql", "shards"):
+        if arguments.get(name) is not None:
+            raise UsageError(f"{name} needs a control plane, as in grpc://host:8815/NAME")
+    uri, name = split_http_dataset(target, ticket)
+    read = Read.of(arguments, name)
+    if read.plan.transport not in (AUTO, "http", uri.scheme):
+        raise UsageError(f"transport is {read.plan.transport!r}, and {uri.address} is over HTTP")
+    if read.request.format == "vortex":
+        raise UsageError("HTTP carries the format 'arrow'; leave format out, or use another URI")
+    stream = open_url(uri, None if token is None else check_token(token), read)
+    return wrap_for_device(stream, read.memory)
 
 
 def locate_dataset(target: str | DataUri, ticket: bytes | str | None) -> tuple[str, str]:

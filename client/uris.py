@@ -77,7 +77,7 @@ def complete_uri(uri: str | DataUri) -> DataUri:
     from ..transport.registry import find_transport
 
     parsed = DataUri.parse(uri) if isinstance(uri, str) else uri
-    traits = find_transport(parsed, SCHEMES).traits
+    traits = find_transport(parsed, (*SCHEMES, *HTTP_SCHEMES)).traits
     name = parsed.path.strip("/")
     if traits.default_port is None or not name or parsed.ticket is not None:
         return parsed
@@ -156,6 +156,9 @@ _BARE_ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:[0-9]+(/.*)?|\[[0-9A-Fa-f:.]+\]:[0-
 """Matches ``host:8815`` and ``host:8815/flights``."""
 SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
 _EXPECTED = "expected grpc://host:port or grpc+tls://host:port"
+HTTP_SCHEMES = ("http", "https")
+DATASETS_PATH = "/v1/datasets/"
+"""The path of the datasets of a server over HTTP. A path may precede it."""
 
 
 def is_control_uri(uri: str | DataUri) -> bool:
@@ -177,6 +180,45 @@ def _is_bare(text: str) -> bool:
 def is_this_host(host: str) -> bool:
     """Return whether a host name denotes this host, without a DNS query."""
     return host in ("localhost", "::1", socket.gethostname()) or host.startswith("127.")
+
+
+def is_http_uri(uri: str | DataUri) -> bool:
+    """Return whether a URI is that of a dataset over HTTP."""
+    text = uri.scheme if isinstance(uri, DataUri) else uri
+    return text.partition(":")[0].lower() in HTTP_SCHEMES
+
+
+def split_http_dataset(
+    uri: str | DataUri, ticket: bytes | str | None = None
+) -> tuple[DataUri, str]:
+    """Return a server over HTTP, and the name of a dataset, which the URI or the ticket states.
+
+    Raises `UriError` if the URI has parameters, or not exactly one of the two names a dataset.
+
+    Examples
+    --------
+    >>> server, name = split_http_dataset("https://host/arrow/v1/datasets/trips/data")
+    >>> server.address, name
+    ('https://host/arrow', 'trips')
+    >>> split_http_dataset("http://host:9816/trips")[1]
+    'trips'
+    """
+    parsed = DataUri.parse(uri) if isinstance(uri, str) else uri
+    if parsed != DataUri(parsed.scheme, parsed.host, parsed.port, parsed.path):
+        raise UriError(
+            f"{parsed.address} has parameters; pass them as arguments, such as columns= or limit="
+        )
+    if not parsed.host:
+        raise UriError(f"{parsed.address} has no host; expected {parsed.scheme}://host:port/NAME")
+    prefix, separator, rest = parsed.path.partition(DATASETS_PATH)
+    path = rest.removesuffix("/data") if separator else parsed.path
+    server, name = parsed.replace(path=prefix if separator else ""), path.strip("/")
+    given = ticket.decode(errors="replace") if isinstance(ticket, bytes) else ticket
+    if given and name:
+        raise UriError(f"{parsed.address} already names a dataset; leave the ticket out")
+    if not (name or given):
+        raise UriError(f"{parsed.address} names no dataset; open {server.address}/NAME")
+    return server, name or given or ""
 
 
 def split_dataset(uri: str | DataUri) -> tuple[str, str | None]:
@@ -213,6 +255,12 @@ def parse_control_uri(uri: str | DataUri) -> DataUri:
     if isinstance(uri, str) and _is_bare(uri):
         uri = f"grpc://{uri}"
     parsed = DataUri.parse(uri) if isinstance(uri, str) else uri
+    if parsed.scheme in HTTP_SCHEMES:
+        raise UriError(
+            f"{parsed.address} is reached over HTTP; connect to the control plane, as in "
+            f"grpc://{parsed.host or 'host'}:{CONTROL_PORT}, or pass {parsed.scheme}://host:port/"
+            "NAME to splitarrow.open"
+        )
     if parsed.scheme not in SCHEMES:
         raise UriError(f"{parsed.address} is not the URI of a control plane; {_EXPECTED}")
     if not parsed.host:

@@ -102,6 +102,8 @@ class ServerContext:
     """Receives uploads, once the control plane is bound; None if the server accepts none."""
     uris: list[DataUri] = field(default_factory=list[DataUri])
     """The URIs of the bound listeners."""
+    http: DataUri | None = None
+    """The URI of the HTTP listener, once it answers; None if the server has none."""
     draining: anyio.Event = field(init=False)
     """Set when the server refuses new reads. It exists while the daemon runs."""
     threads: anyio.CapacityLimiter = field(init=False)

@@ -67,7 +67,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"failures", "uris"},
         {"arguments"},
         {"stream"},
-        {"rpc"},
+        {"http", "rpc"},
         {"dataset"},
         {"cluster"},
         {"connect"},
@@ -81,9 +81,14 @@ LAYERS: dict[str, list[set[str]]] = {
     "client.dataset": [
         {"endpoints", "polars_scan", "requests"},
         {"dataset"},
-        {"sql"},
+        {"sql", "url"},
         {"client"},
         {"aio"},
+    ],
+    "client.http": [
+        {"connection"},
+        {"exchange"},
+        {"download"},
     ],
     "client.rpc": [
         {"errors"},

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 
@@ -31,11 +31,12 @@ from ...errors import (
     remote_error,
 )
 from ...formats.arrow.tensors.tensor import AnyTensor
-from ...protocol.request import Request
+from ...protocol.request import FILE, SIGNED_PREFIX, Request
 from ...protocol.uri import DataUri
 from ...transport.registry import find_transport, list_schemes
 from ..arguments import AUTO, ReadPlan, StreamOptions
 from ..failures import FailureMemory
+from ..http.download import HttpServer, HttpStream
 from ..rpc.channel import FlightChannel, limit_calls
 from ..rpc.download import TRANSPORT as DO_GET
 from ..rpc.download import FlightStream
@@ -45,7 +46,7 @@ from ..stream.batch_stream import CustomMetadata
 from ..stream.opening import Opening
 from ..stream.stream import Stream
 from ..stream.tracing import activate
-from ..uris import resolve_uris
+from ..uris import DATASETS_PATH, HTTP_SCHEMES, resolve_uris
 
 FIRST_PAUSE_SECONDS = 0.1
 """The longest pause before the first retry. Each further retry doubles it."""
@@ -72,14 +73,15 @@ ends before its preface raises NotAPeerError."""
 class Replica:
     """A server that holds the rows of an endpoint, and how to request them there."""
 
-    channel: FlightChannel
-    """The channel to the server."""
+    channel: FlightChannel | HttpServer
+    """The channel to the server, or where it listens."""
     describe: Callable[[Request], DatasetInfo]
     """Requests a new ticket from the server."""
     request: Request
     """The request for the rows of the endpoint, or for the dataset that has them as a shard."""
     version: str
-    """The version of the dataset at the server; empty if unknown, which disables resuming."""
+    """The version of the dataset at the server; empty if unknown, which disables resuming. The
+    first response over HTTP may state it."""
     shard: int | None
     """The index of the shard at the server; None if it is that of the request, or all rows."""
     endpoint: Endpoint | None
@@ -129,9 +131,11 @@ class ReplicaSet:
         """Move the servers that failed lately to the end."""
         self._replicas.sort(key=lambda each: each.channel.address in self._unreachable)
 
-    def record_success(self) -> None:
-        """Record that the current replica is reachable."""
+    def record_success(self, version: str = "") -> None:
+        """Record that the current replica is reachable, and its version unless it is known."""
         self._unreachable.discard(self.current.channel.address)
+        if not self.current.version:
+            self._replicas[self._index] = replace(self.current, version=version)
 
     def record_failure(self, error: SplitArrowError) -> None:
         """Record an error of the current replica."""
@@ -189,7 +193,7 @@ class ReplicaSet:
 _UNREACHABLE = (ConnectError, NotAPeerError, MissingExtraError, UriError)
 
 
-EndpointReader = Stream | FlightStream
+EndpointReader = Stream | FlightStream | HttpStream
 """An open endpoint."""
 
 
@@ -201,7 +205,7 @@ class _Location(NamedTuple):
 
 
 def open_endpoint(
-    channel: FlightChannel, endpoint: Endpoint, plan: ReadPlan, name: str
+    channel: FlightChannel | HttpServer, endpoint: Endpoint, plan: ReadPlan, name: str
 ) -> EndpointReader:
     """Open an endpoint at the first of its locations that can be reached.
 
@@ -210,7 +214,7 @@ def open_endpoint(
     `ConnectError` lists the reasons.
     """
     offered = list(_list_locations(endpoint))
-    locations = [location for location in offered if plan.transport in (AUTO, location.scheme)]
+    locations = [each for each in offered if _is_selected(each.scheme, plan.transport)]
     if not locations:
         schemes = ", ".join(dict.fromkeys(location.scheme for location in offered)) or "nothing"
         raise UsageError(
@@ -246,27 +250,35 @@ def open_endpoint(
     raise ConnectError(f"none of the locations can be reached: {'; '.join(reasons)}", stream=name)
 
 
+def _is_selected(scheme: str, transport: str) -> bool:
+    return transport in (AUTO, scheme) or (transport == "http" and scheme == "https")
+
+
 def _is_local_only(scheme: str) -> bool:
     return scheme in list_schemes() and find_transport(DataUri(scheme)).traits.local_only
 
 
 def _list_locations(endpoint: Endpoint) -> Iterator[_Location]:
-    """Yield the locations in the server's order of preference, DoGet last."""
+    """Yield the locations in the server's order of preference: DoGet and then HTTP last."""
     has_do_get = False
+    urls: list[_Location] = []
     for uri in endpoint.locations:
         scheme = uri.partition(":")[0].lower()
         if scheme == REUSE_CONNECTION:
             has_do_get = True
+        elif scheme in HTTP_SCHEMES:
+            urls.append(_Location(scheme, (uri,)))
         elif not scheme.startswith("grpc"):
             yield _Location(scheme, (uri,))
     if endpoint.pair is not None:
         yield _Location(endpoint.pair[0].partition(":")[0].lower(), endpoint.pair)
     if has_do_get:
         yield _Location(DO_GET, ())
+    yield from urls
 
 
 def _open_location(
-    channel: FlightChannel,
+    channel: FlightChannel | HttpServer,
     endpoint: Endpoint,
     location: _Location,
     options: StreamOptions,
@@ -277,7 +289,7 @@ def _open_location(
         required = options.require_transport
         if required not in (None, DO_GET):
             raise ConnectError(f"{name!r} is available over DoGet only; {required} is required")
-        return FlightStream(channel, endpoint.ticket, name, options)
+        return FlightStream(cast("FlightChannel", channel), endpoint.ticket, name, options)
     # A consumer that prefetches, as the option says, leaves nothing to its streams.
     prefetch_bytes = None if options.prefetch_bytes is None else 0
     options = replace(
@@ -286,6 +298,8 @@ def _open_location(
         prefetch_bytes=prefetch_bytes,
         tls=options.tls or channel.tls,
     )
+    if location.scheme in HTTP_SCHEMES:
+        return _open_url(channel, endpoint, location.uris[0], options, name)
     uris = [DataUri.parse(uri).replace(ticket=None) for uri in location.uris]
     try:
         return Stream(Opening(resolve_uris(uris, endpoint.ticket), options))
@@ -293,6 +307,29 @@ def _open_location(
         if error.stream in (None, "?"):
             error.stream = name  # A signed ticket is opaque, so the stream has no name.
         raise
+
+
+def _open_url(
+    channel: FlightChannel | HttpServer,
+    endpoint: Endpoint,
+    url: str,
+    options: StreamOptions,
+    name: str,
+) -> HttpStream:
+    """Open a location over HTTP: with an unsigned ticket if it is a daemon's, or else as it is.
+
+    Only a daemon gets the token, and not unencrypted if the channel is encrypted.
+    """
+    bare, token, request = url.partition("?")[0], channel.token, None
+    if DATASETS_PATH not in bare:
+        return HttpStream(url, name, options)
+    if token and channel.uri.scheme == "grpc+tls" and url.lower().startswith("http:"):
+        raise ConnectError(f"{bare} would transmit the token unencrypted", stream=name)
+    if not endpoint.ticket.startswith(SIGNED_PREFIX):
+        request = Request.parse(endpoint.ticket)
+        if request.current or request.format == FILE:
+            raise ConnectError(f"{bare} cannot deliver this kind of request", stream=name)
+    return HttpStream(bare if request else url, name, options, token=token, request=request)
 
 
 _Item = TypeVar("_Item")
@@ -345,8 +382,8 @@ class ResumableEndpoint:
 
     @property
     def channel(self) -> FlightChannel:
-        """The channel to the server in use."""
-        return self._replicas.current.channel
+        """The channel to the control plane in use."""
+        return cast("FlightChannel", self._replicas.current.channel)
 
     @property
     def version(self) -> str:
@@ -442,7 +479,7 @@ class ResumableEndpoint:
             return False
         try:
             with activate(self.trace_context):
-                reader = FlightStream(replica.channel, b"", self._name, self._plan.options, call)
+                reader = FlightStream(self.channel, b"", self._name, self._plan.options, call)
         except (ClosedError, StallError):
             raise
         except SplitArrowError:
@@ -587,7 +624,7 @@ class ResumableEndpoint:
             reader.keep_messages()
         with self._lock:
             self._reader = reader
-        self._replicas.record_success()
+        self._replicas.record_success(reader.version if isinstance(reader, HttpStream) else "")
         if self._cancelled.is_set():
             reader.close()
             raise self._cancellation()

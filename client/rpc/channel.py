@@ -85,7 +85,7 @@ class DatasetHold:
             self._call.cancel()
 
 
-def _check_token(token: str) -> str:
+def check_token(token: str) -> str:
     """Return a token without the white space around it; raise `UsageError` without quoting it."""
     token = token.strip()  # that of a file ends with a newline
     if "\n" in token or "\r" in token:
@@ -119,7 +119,7 @@ class FlightChannel:
         timeout: float,
         connect_timeout: float = 10.0,
     ) -> None:
-        token = None if token is None else _check_token(token)
+        token = None if token is None else check_token(token)
         check_tls(tls)
         self.uri = uri
         """The control plane."""
@@ -139,6 +139,11 @@ class FlightChannel:
             self._metadata.append(("authorization", f"Bearer {self._token}"))
         self._closed = False
         self._open()
+
+    @property
+    def token(self) -> str | None:
+        """The bearer token; None without one."""
+        return self._token
 
     def _open(self) -> None:
         GRPC_USAGE.add(self)

@@ -21,6 +21,7 @@ from ...proto import Flight_pb2 as flight
 from ...protocol.limits import DEFAULT_LIMITS
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
+from ..uris import HTTP_SCHEMES
 from .channel import MAX_ANSWER_BYTES
 from .errors import restate_error
 
@@ -264,6 +265,8 @@ def _parse_metadata(text: bytes) -> Mapping[str, Any]:
 def _redact(uri: str) -> str:
     if uri.startswith(f"{REUSE_CONNECTION}:"):
         return f"{REUSE_CONNECTION}://?"
+    if uri.partition(":")[0].lower() in HTTP_SCHEMES:
+        return uri.partition("?")[0]  # the rest may sign it
     try:
         return DataUri.parse(uri).redacted()
     except SplitArrowError:

@@ -6,19 +6,23 @@ The locations are the data listeners, under addresses that clients can dial. `bu
 
 from __future__ import annotations
 
+import csv
 import json
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from ipaddress import IPv4Address, IPv6Address
 from operator import itemgetter
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
 from ...errors import DatasetError, NotFoundError
+from ...formats.arrow.tensors.labels import is_tensor_content
 from ...proto import Flight_pb2 as flight
-from ...protocol.request import FILE, Request
+from ...protocol.request import AUTO, FILE, Request
 from ...protocol.uri import DataUri, Streams
 from ...transport.registry import find_transport
 from ..addresses import ANY_INTERFACE, parse_peer
@@ -37,6 +41,8 @@ HOST_HEADER = "splitarrow-host"
 PLAN_SECONDS = 300
 """The time for which a client may keep a description and read with its tickets, in seconds."""
 _DISCARD_PORT = 9
+_MAX_URL_CHARS = 8000
+"""The largest URL in characters: the length that RFC 9110 expects every server to support."""
 _SMALL_BYTES = 64 << 10
 """The largest stored size of data that is sent with its plan, in bytes. It arrives within the first
 window of a stream of HTTP/2."""
@@ -64,6 +70,38 @@ def list_stream_pair(listeners: Iterable[DataUri], host: HostResolver) -> dict[s
         if uri.stream is not Streams.BOTH:
             found.setdefault(uri.stream.value, str(host.resolve(uri)))
     return found if len(found) == 2 else {}
+
+
+def make_url(server: DataUri, request: Request) -> str | None:
+    """Return the URL from which a client gets what a request selects; None if it cannot be one.
+
+    Examples
+    --------
+    >>> make_url(DataUri.parse("http://host:9816"), Request("a/b", columns=("x", "y,z"), shard=3))
+    'http://host:9816/v1/datasets/a%2Fb/data?columns=x%2C%22y%2Cz%22&shard=3'
+    """
+    columns = StringIO()
+    csv.writer(columns, lineterminator="").writerow(request.columns or ())
+    batches = ",".join(f"{first}:{end}" for first, end in request.batch_ranges or ())
+    rows = "" if request.rows is None else f"{request.rows[0]}:{request.rows[1]}"
+    compression = None if request.compression == AUTO else request.compression
+    parameters = {
+        "columns": columns.getvalue() or None,
+        "substrait": request.filter,
+        "limit": request.limit,
+        "offset": request.offset,
+        "rows": rows or None,
+        "batches": batches or None,
+        "shard": request.shard,
+        "version": request.version,
+        "batch_rows": request.batch_rows,
+        "compression": compression,
+    }
+    query = urlencode({key: value for key, value in parameters.items() if value is not None})
+    path = f"/v1/datasets/{quote(request.dataset, safe='')}/data"
+    url = f"{server.address}{path}{'?' if query else ''}{query}"
+    is_possible = request.format != FILE and not request.current and len(url) <= _MAX_URL_CHARS
+    return url if is_possible else None
 
 
 class HostResolver:
@@ -214,6 +252,8 @@ def _build(
     schema = _result_schema(call, request, dataset)
     host = HostResolver(call.server.settings.advertise, call.headers, call.peer)
     locations = [flight.Location(uri=uri) for uri in list_locations(call.server.uris, host)]
+    http = call.server.http
+    http = None if http is None or is_tensor_content(schema) else host.resolve(http)
     pair = list_stream_pair(call.server.uris, host)
     writers, relay = dataset.writers, call.server.relay
     app_metadata: dict[str, Any] = {
@@ -232,7 +272,7 @@ def _build(
         endpoint=[
             flight.FlightEndpoint(
                 ticket=flight.Ticket(ticket=access.issue_ticket(part.request, call.principal.name)),
-                location=locations,
+                location=[*locations, *_locate_url(http, part.request)],
                 app_metadata=_encode_fields({**pair, **part.app_metadata}),
             )
             for part in parts
@@ -243,6 +283,11 @@ def _build(
         app_metadata=json.dumps(app_metadata).encode(),
     )
     return Plan(info, _sum_known([part.nbytes for part in parts]))
+
+
+def _locate_url(server: DataUri | None, request: Request) -> list[flight.Location]:
+    url = None if server is None else make_url(server, request)
+    return [] if url is None else [flight.Location(uri=url)]
 
 
 def prefers_do_get(call: Call, plan: Plan) -> bool:

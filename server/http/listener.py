@@ -289,6 +289,7 @@ class HttpListener:
     def attach(self, context: ServerContext) -> None:
         """Answer requests about a daemon, which is ready now; see `Service`."""
         self.application.service = Service(context)
+        context.http = self.uri
 
     def close(self) -> None:
         """Stop serving. Idempotent."""

@@ -63,9 +63,9 @@ WRONG: list[tuple[list[str], str]] = [
     (["fetch", f"{PEER}&stream=body"], "stream=metadata"),
     (["fetch", "table"], "'table' is not a URI"),
     (
-        ["fetch", "http://127.0.0.1:1/table"],
-        "unknown scheme 'http' in http://127.0.0.1:1/table; known are grpc, grpc+tcp, grpc+tls, "
-        "inproc, tcp, tcp+tls, shm, ucx",
+        ["fetch", "ftp://127.0.0.1:1/table"],
+        "unknown scheme 'ftp' in ftp://127.0.0.1:1/table; known are grpc, grpc+tcp, grpc+tls, "
+        "http, https, inproc, tcp, tcp+tls, shm, ucx",
     ),
     (["fetch", "tcp://127.0.0.1:1?ticket=table"], "has no want_data"),
     (

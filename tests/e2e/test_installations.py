@@ -181,9 +181,9 @@ with serve() as server:
     attempt(splitarrow.connect, server.control_uri, tls="server.pem")
 """,
         [
-            "2 ",
-            "unknown scheme 'http'",
-            "known are grpc",
+            "1 ",
+            "does not answer as an HTTP server",
+            "needs grpc://",
             "2 ",
             "as in grpc://127.0.0.1:8835",
             "2 ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -25,6 +26,8 @@ class Proxy:
     """The time that the bytes of the server wait, in seconds."""
     inspect: Inspect = lambda number, data: False
     """Decides which connections are cut."""
+    allow: Callable[[], float] = lambda: math.inf
+    """Returns how many bytes of the server a connection forwards, before it is cut."""
     is_silent: bool = False
     """Whether the proxy swallows what it receives, instead of forwarding it."""
     is_cut: bool = False
@@ -58,8 +61,10 @@ class Proxy:
                 ).start()
 
     def _forward(self, source: socket.socket, sink: socket.socket, number: int | None) -> None:
+        left = self.allow() if number is None else math.inf
         with suppress(OSError):
-            while (data := source.recv(1 << 16)) and not self.is_cut:
+            while left > 0 and (data := source.recv(int(min(left, 1 << 16)))) and not self.is_cut:
+                left -= len(data)
                 if number is None:
                     time.sleep(self.delay)
                 elif self.inspect(number, data):

@@ -27,8 +27,10 @@ SCHEMES = ["tcp://127.0.0.1:0", "shm://", "ucx://127.0.0.1:0"]
 
 @pytest.fixture(scope="module", params=SCHEMES)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    control = "grpc://127.0.0.1:0"
-    with splitarrow.serve({"data": TABLE}, listen=[request.param], control=control) as running:
+    control, http = "grpc://127.0.0.1:0", "http://127.0.0.1:0"
+    with splitarrow.serve(
+        {"data": TABLE}, listen=[request.param], control=control, http=http
+    ) as running:
         yield running
 
 
@@ -48,7 +50,7 @@ def test_a_stream_lands_on_the_device(server: Server, compression: str) -> None:
     assert memory.used_bytes == 0
 
 
-@pytest.mark.parametrize("transport", ["auto", "flight"])
+@pytest.mark.parametrize("transport", ["auto", "flight", "http"])
 def test_a_dataset_lands_on_the_device(server: Server, transport: str) -> None:
     assert server.control_uri is not None
     memory = TrapMemory()
@@ -57,8 +59,9 @@ def test_a_dataset_lands_on_the_device(server: Server, transport: str) -> None:
         client.read("data", transport=transport, memory=memory, limit=30_000) as stream,
     ):
         assert collect(stream) == TABLE[:30_000]
-    with splitarrow.open(f"{server.control_uri}/data", memory=memory) as stream:
-        assert collect(stream) == TABLE
+    for uri in (server.control_uri, server.http_uri):
+        with splitarrow.open(f"{uri}/data", memory=memory) as stream:
+            assert collect(stream) == TABLE
 
 
 def test_an_asynchronous_stream_lands_on_the_device(server: Server) -> None:
@@ -73,8 +76,8 @@ def test_an_asynchronous_stream_lands_on_the_device(server: Server) -> None:
     async def run() -> None:
         assert server.control_uri is not None
         assert await read(splitarrow.aio.open(server.uri("data"), memory=memory)) == TABLE
-        uri = f"{server.control_uri}/data"
-        assert await read(splitarrow.aio.open(uri, memory=memory)) == TABLE
+        for address in (server.control_uri, server.http_uri):
+            assert await read(splitarrow.aio.open(f"{address}/data", memory=memory)) == TABLE
         async with splitarrow.aio.connect(server.control_uri) as client:
             assert await read(client.read("data", memory=memory)) == TABLE
 

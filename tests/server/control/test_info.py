@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
 from pyarrow import flight
 
 from helpers.control_plane import running
+from splitarrow.protocol.request import Request
 from splitarrow.protocol.uri import DataUri
 from splitarrow.server.control import info as info_module
 from splitarrow.server.control.info import (
@@ -21,8 +24,10 @@ from splitarrow.server.control.info import (
     Plan,
     list_locations,
     list_stream_pair,
+    make_url,
     prefers_do_get,
 )
+from splitarrow.server.http.parameters import DataQuery, parse_query
 
 PATH = flight.FlightDescriptor.for_path
 LOOPBACK = "ipv4:127.0.0.1:50000"
@@ -56,6 +61,40 @@ def test_the_fastest_transport_is_first_and_doget_is_last() -> None:
         "arrow-flight-reuse-connection",
     ]
     assert found[0] == "shm:///run/s.sock?want_data=0x1"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("d"),
+        Request("a/ü?&", columns=("x", "y,z", 'q"', " s ")),
+        Request("d", columns=("a=b&c",), limit=0, offset=5, shard=3, version="v 1", batch_rows=7),
+        Request("d", batches=(3, 7), filter="c3Vi=="),
+        Request("d", batches=((0, 2), (7, 8)), compression="lz4"),
+        Request("d", rows=(10, 20)),
+    ],
+)
+def test_a_url_selects_what_the_request_does(request_: Request) -> None:
+    url = make_url(DataUri("https", "host", 1), request_)
+    assert url is not None
+    path, _, query = url.removeprefix("https://host:1/v1/datasets/").partition("?")
+    parsed = DataQuery.of(unquote(path.removesuffix("/data")), parse_query(query))
+    batches = None if parsed.request.batches is None else parsed.request.batch_ranges
+    assert replace(parsed.request, batches=batches) == replace(
+        request_, batches=request_.batch_ranges
+    )
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("d", format="file"),
+        Request("d", version="v", current=True),
+        Request("d", filter="c" * 9000),
+    ],
+)
+def test_what_a_url_cannot_select(request_: Request) -> None:
+    assert make_url(DataUri("http", "host", 1), request_) is None
 
 
 def test_locations_contain_no_ticket() -> None:

@@ -1,0 +1,1 @@
+"""Reading over HTTP: the transport of last resort, which also passes proxies."""
