@@ -54,7 +54,7 @@ Issuer = tuple[dict[str, str], dict[str, str]]
 """The hosts that stand in for the one that a page names, and the variables of its commands."""
 DELTA_PAGE = "docs/guide/serving.md"
 # Not code. Other tests compare the drawings and the bytes with the code.
-_ILLUSTRATIONS = {"dockerfile", "mermaid", "text", "yaml"}
+_ILLUSTRATIONS = {"dockerfile", "js", "mermaid", "sql", "text", "yaml"}
 # Pages on which a block needs those before it.
 _LEVELS = {
     "docs/guide/arrays.md": "torch",
