@@ -126,7 +126,7 @@ _STATUS = {
     "RESOURCE_EXHAUSTED": 429,
     "ABORTED": 503,
     "UNAVAILABLE": 503,
-    "UNIMPLEMENTED": 501,
+    "UNIMPLEMENTED": 405,
 }
 """The statuses of HTTP for those of gRPC; 500 for the others."""
 _EXPOSED = ("accept-ranges", "content-range", "etag", VERSION_HEADER)
@@ -398,9 +398,10 @@ class Application:
             raise HTTPException(406, f"the header Accept allows none of {types}")
         if request.scope["http_version"] == "1.0":
             raise HTTPException(
-                505,
+                426,
                 "HTTP/1.0 cannot prove that a response is complete: use HTTP/1.1; in nginx, set "
                 "proxy_http_version 1.1",
+                {"upgrade": "HTTP/1.1"},
             )
         return DataResponse(caller, query, chosen, request.headers, self._readers)
 

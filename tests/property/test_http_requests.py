@@ -61,6 +61,7 @@ def mix(*texts: str, alphabet: str = "") -> st.SearchStrategy[bytes]:
     return st.sampled_from([text.encode("latin-1") for text in texts]) | noise
 
 
+NINES = "9" * 19
 NUMBERS = st.integers(-1, 1 << 70).map(str) | st.sampled_from(["9" * 31_500, "\u0661", "1e3", " 1"])
 METHODS = mix("GET", "GET", "POST", "HEAD", "OPTIONS", "CONNECT", "PUT", "get", "PRI", "TRACE")
 PATHS = (
@@ -75,6 +76,23 @@ PATHS = (
         "/style.css",
     )
     | NUMBERS.map(lambda number: f"/streams/main/{number}/cancel".encode())
+    | mix(
+        "/v1/datasets/",
+        "/v1/datasets/data",
+        "/v1/datasets//data",
+        "/v1/datasets/%ff/data",
+        "/v1/datasets/data/data?format=csv&columns=n",
+        "/v1/datasets/data/data?format=parquet",
+        "/v1/datasets/data/data?filter=n%3E0&limit=0",
+        "/v1/datasets/data/shards/0/data?format=arrow-file",
+        "/datasets/data",
+        "/datasets/",
+    )
+    | NUMBERS.map(lambda number: f"/v1/datasets/data/shards/{number}/data".encode())
+    | NUMBERS.map(lambda number: f"/v1/datasets/data/data?limit={number}".encode())
+    | st.binary(max_size=30).map(
+        lambda data: b"/v1/datasets/data/data?" + re.sub(rb"[\r\n ]", b"", data)
+    )
     | st.binary(max_size=12).map(
         lambda data: b"/streams/" + data.hex(" ").replace(" ", "%").encode()
     )
@@ -84,6 +102,8 @@ VALUES = {
         "127.0.0.1", "localhost:1", "[::1]", "[::1", "evil.example", "a:b:c", "127.0.0.1:99999"
     ),
     "Accept": mix(
+        "text/csv;q=0",
+        "application/vnd.apache.parquet, */*;q=0.1",
         "text/plain;version=abc",
         "application/openmetrics-text;version=abc",
         "application/openmetrics-text; version=1.0.0; escaping=x",
@@ -95,12 +115,22 @@ VALUES = {
     ),
     "Content-Length": mix("0", "5", "-1", "0x5", "5, 5", "5, 6", "9" * 30, "+1"),
     "Transfer-Encoding": mix("chunked", "gzip, chunked", "identity", "CHUNKED"),
-    "Content-Type": mix("multipart/form-data; boundary=x", "application/x-www-form-urlencoded"),
+    "Content-Type": mix(
+        "multipart/form-data; boundary=x",
+        "application/x-www-form-urlencoded",
+        "application/json",
+        "application/vnd.apache.arrow.stream",
+    ),
+    "Content-Encoding": mix("zstd", "identity", "gzip"),
+    "Accept-Encoding": mix("zstd", "gzip, zstd;q=0", "*", "identity;q=0"),
+    "If-None-Match": mix("*", 'W/"x", "y"', '"'),
+    "If-Range": mix('"x"', "*"),
+    "Sec-Fetch-Mode": mix("navigate", "cors"),
     "Sec-Fetch-Site": mix("same-origin", "cross-site"),
     "Connection": mix("close", "keep-alive", "upgrade", "Upgrade, keep-alive"),
     "Upgrade": mix("websocket", "h2c"),
     "Expect": mix("100-continue", "x"),
-    "Range": mix("bytes=0-", "bytes=9-1", "x"),
+    "Range": mix("bytes=0-", "bytes=9-1", "bytes=-1", "bytes=0-0,1-1", f"bytes={NINES}-", "x"),
     "Cookie": mix("a=b", ";"),
 }
 HEADERS = st.lists(
@@ -111,7 +141,16 @@ HEADERS = st.lists(
     max_size=5,
 )
 BODIES = mix(
-    "token=", "token=%ff%00", "&" * 20, "a=1&" * 9, "5\r\nhello\r\n0\r\n\r\n", "x" * 5000, "0"
+    "token=",
+    "token=%ff%00",
+    "&" * 20,
+    "a=1&" * 9,
+    "5\r\nhello\r\n0\r\n\r\n",
+    "x" * 5000,
+    "0",
+    '{"limit": 1}',
+    '{"limit": 1e400}',
+    "[" * 500,
 )
 VERSIONS = mix("HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "")
 

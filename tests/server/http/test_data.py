@@ -326,7 +326,7 @@ def test_a_connection_carries_several_responses(server: splitarrow.Server) -> No
 def test_http_1_0_is_refused_as_it_cannot_prove_the_end(server: splitarrow.Server) -> None:
     with Downloader(uri_of(server)) as client:
         client.send("/v1/datasets/table/data", version="1.0")
-        assert client.read_head()[0] == 505
+        assert client.read_head()[0] == 426
 
 
 # --- stored files ---------------------------------------------------------------------------------

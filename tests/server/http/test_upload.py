@@ -134,7 +134,7 @@ def test_other_contents_are_refused(
 def test_a_server_without_a_folder_refuses(tmp_path: Path) -> None:
     with splitarrow.serve({"t": TABLE}, http="http://127.0.0.1:0") as server:
         found = put(server, "x", encode(TABLE))
-        assert found.status == 501
+        assert found.status == 405
         assert b"--writable" in found.body
 
 
