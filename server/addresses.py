@@ -184,7 +184,12 @@ class HostNames:
     @classmethod
     def of(cls, settings: Settings, uri: DataUri) -> HostNames:
         """Return the names of a server."""
-        return cls(uri.host, settings.advertise, *settings.http_hosts)
+        advertised = [
+            entry.host
+            for entry in settings.advertised.entries
+            if entry.scheme in (None, uri.scheme)
+        ]
+        return cls(uri.host, *advertised, *settings.http_hosts)
 
     def accept(self, host: str) -> bool:
         """Return whether a request with the header ``Host`` is for this server."""

@@ -7,13 +7,14 @@ for type checkers and editors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -23,6 +24,11 @@ from ...errors import UriError
 from ...protocol.tags import FREE_DATA, KEEP_ALIVE, TRACE, WANT_DATA, is_request_tag
 from ...protocol.uri import TCP_PORT, DataUri
 from ...transport.tls_options import TlsServerOptions
+from .advertised import (
+    AdvertisedAddresses,
+    list_pairs,
+    parse_advertised,
+)
 from .declaration import (
     ENVIRONMENT_PREFIX,
     Count,
@@ -140,9 +146,21 @@ class Settings(BaseSettings):
     """An origin, such as `https://notebook.example`, whose pages may read the HTTP listener from a
     browser (CORS); may be given several times. `*` allows all."""
 
-    advertise: str | None = setting(None, Group.CONTROL, metavar="HOST", needs=("control",))
-    """The host in the locations that the control plane returns, if readers reach this host by
-    another name."""
+    advertise: Annotated[tuple[str, ...], NoDecode] = setting(
+        (),
+        Group.CONTROL,
+        metavar="ADDRESS",
+        shown="the bound addresses",
+        needs=("control", "http"),
+    )
+    """The address by which readers reach the listener of a scheme, as in
+    `tcp=data.example.org:30016`, or the host of all listeners; may be given several times. A
+    variable has commas between them, a file may have a table."""
+    advertise_for: Annotated[tuple[str, ...], NoDecode] = setting(
+        (), Group.CONTROL, metavar="NETWORK=ADDRESS", shown="none", needs=("control", "http")
+    )
+    """An address as for `advertise`, for the readers of one network: `10.0.0.0/8=node7` or
+    `10.0.0.0/8=tcp=node7:8816`; may be given several times. The smallest network wins."""
     writable: Path | None = setting(None, Group.CONTROL, metavar="FOLDER", needs=("control",))
     """A folder for uploads, created if it is missing. Without it, the server accepts none."""
     writable_bytes: Size | None = setting(
@@ -317,6 +335,23 @@ class Settings(BaseSettings):
             listener_uri(text)
         return value
 
+    @field_validator("advertise", "advertise_for", mode="before")
+    @classmethod
+    def _split_addresses(cls, value: Any) -> Any:
+        return list_pairs(value)
+
+    @field_validator("advertise")
+    @classmethod
+    def _check_advertised(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_advertised(value)
+        return value
+
+    @field_validator("advertise_for")
+    @classmethod
+    def _check_advertised_for(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_advertised((), value)
+        return value
+
     @field_validator("control", "http")
     @classmethod
     def _check_service(cls, value: str | None, info: ValidationInfo) -> str | None:
@@ -340,6 +375,11 @@ class Settings(BaseSettings):
     def principal_limit(self) -> int:
         """The number of streams that one principal reads at a time."""
         return self.max_streams_per_principal or -(-self.max_connections // 2)
+
+    @property
+    def advertised(self) -> AdvertisedAddresses:
+        """The addresses by which readers reach the listeners."""
+        return parse_advertised(self.advertise, self.advertise_for)
 
     @property
     def tls(self) -> TlsServerOptions | None:
@@ -378,7 +418,8 @@ class ServeArguments(TypedDict, total=False):
     drain_seconds: float
     http_hosts: Sequence[str]
     http_origins: Sequence[str]
-    advertise: str | None
+    advertise: str | Sequence[str] | Mapping[str, str]
+    advertise_for: Sequence[str] | Mapping[str, str | Mapping[str, str]]
     writable: str | Path | None
     writable_bytes: int | str | None
     upload_bytes: int | str | None
