@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any, NamedTuple, cast
 
 from ...errors import UriError
 from ...protocol.uri import DataUri
+from ...transport.proxy_protocol import Network
 
-Network = IPv4Network | IPv6Network
 _SCHEMES = ("tcp", "tcp+tls", "ucx", "grpc", "grpc+tls", "http", "https")
 """The schemes of listeners that have a host and a port."""
 

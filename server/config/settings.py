@@ -26,8 +26,10 @@ from ...protocol.uri import TCP_PORT, DataUri
 from ...transport.tls_options import TlsServerOptions
 from .advertised import (
     AdvertisedAddresses,
+    Network,
     list_pairs,
     parse_advertised,
+    parse_network,
 )
 from .declaration import (
     ENVIRONMENT_PREFIX,
@@ -306,6 +308,12 @@ class Settings(BaseSettings):
         None, Group.SECURITY, needs=("tls_cert",), reload=Reload.CHANGE
     )
     """Certificate authorities, in PEM: require a client certificate that one of them issued."""
+    proxy_protocol: Annotated[tuple[str, ...], NoDecode] = setting(
+        (), Group.SECURITY, metavar="NETWORK", shown="none"
+    )
+    """A network of proxies, such as `10.1.0.0/16`, whose word for the reader's address counts: the
+    header of the PROXY protocol on `tcp`, `tcp+tls` and HTTP listeners, and `X-Forwarded-For` on
+    the control plane and HTTP; may be given several times."""
     insecure: bool = setting(False, Group.SECURITY)
     """Serve other machines without tokens or client certificates."""
 
@@ -335,7 +343,7 @@ class Settings(BaseSettings):
             listener_uri(text)
         return value
 
-    @field_validator("advertise", "advertise_for", mode="before")
+    @field_validator("advertise", "advertise_for", "proxy_protocol", mode="before")
     @classmethod
     def _split_addresses(cls, value: Any) -> Any:
         return list_pairs(value)
@@ -350,6 +358,13 @@ class Settings(BaseSettings):
     @classmethod
     def _check_advertised_for(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         parse_advertised((), value)
+        return value
+
+    @field_validator("proxy_protocol")
+    @classmethod
+    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_network(text)
         return value
 
     @field_validator("control", "http")
@@ -380,6 +395,11 @@ class Settings(BaseSettings):
     def advertised(self) -> AdvertisedAddresses:
         """The addresses by which readers reach the listeners."""
         return parse_advertised(self.advertise, self.advertise_for)
+
+    @property
+    def proxies(self) -> tuple[Network, ...]:
+        """The networks of proxies whose word for the reader's address counts."""
+        return tuple(map(parse_network, self.proxy_protocol))
 
     @property
     def tls(self) -> TlsServerOptions | None:
@@ -464,6 +484,7 @@ class ServeArguments(TypedDict, total=False):
     tls_cert: str | Path | None
     tls_key: str | Path | None
     tls_client_ca: str | Path | None
+    proxy_protocol: str | Sequence[str]
     insecure: bool
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["auto", "console", "json"]

@@ -204,6 +204,10 @@ CONTROL = "control = 'grpc://h'\n"
         (CONTROL + "advertise = ['a', 'ftp=b']\n", "line 2: advertise: 'ftp' in 'ftp=b' is not"),
         (CONTROL + "advertise = 'tcp+tls=h'\n", "line 2: advertise: .* without a listener of the"),
         (CONTROL + "advertise_for = { 10 = 'h' }\n", "line 2: advertise_for: '10' is not a netwo"),
+        (
+            "proxy_protocol = ['::/0', 'lb']\n",
+            "line 1: proxy_protocol: 'lb' is not a network",
+        ),
         ("advertise = 'h'\n", "line 1: advertise: has no effect without control or http"),
         ("listen = ['tcp//x']\n", "listen"),
         ("listen = ['quic://x:1']\n", "quic"),
