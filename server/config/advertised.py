@@ -14,6 +14,8 @@ from ...transport.proxy_protocol import Network
 
 _SCHEMES = ("tcp", "tcp+tls", "ucx", "grpc", "grpc+tls", "http", "https")
 """The schemes of listeners that have a host and a port."""
+_ENCRYPTED = {"tcp": "tcp+tls", "grpc": "grpc+tls", "http": "https"}
+"""The schemes of readers if a proxy ends their TLS, by the scheme of the listener."""
 
 
 class AdvertisedAddress(NamedTuple):
@@ -27,6 +29,14 @@ class AdvertisedAddress(NamedTuple):
     """The host, without brackets."""
     port: int | None
     """The port. None means the port that is bound."""
+    reader_scheme: str | None = None
+    """The scheme for readers. None means that of the listener."""
+
+    def replace(self, uri: DataUri) -> DataUri:
+        """Return the URI of a listener with this address."""
+        return uri.replace(
+            scheme=self.reader_scheme or uri.scheme, host=self.host, port=self.port or uri.port
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +46,9 @@ class AdvertisedAddresses:
     Examples
     --------
     >>> addresses = parse_advertised(("data.example", "tcp=node:30016"), ("10.0.0.0/8=inside",))
-    >>> addresses.find("tcp", ip_address("192.0.2.1"))[2:]
+    >>> addresses.find("tcp", ip_address("192.0.2.1"))[2:4]
     ('node', 30016)
-    >>> addresses.find("tcp", ip_address("10.0.0.1"))[2:]
+    >>> addresses.find("tcp", ip_address("10.0.0.1"))[2:4]
     ('inside', None)
     """
 
@@ -100,6 +110,12 @@ def _parse_address(network: Network | None, text: str) -> AdvertisedAddress:
     scheme, separator, address = text.rpartition("=")
     if separator and scheme not in _SCHEMES:
         raise ValueError(f"{scheme!r} in {text!r} is not one of {', '.join(_SCHEMES)}")
+    reader_scheme, has_scheme, rest = address.rpartition("://")
+    if has_scheme:
+        if reader_scheme not in (scheme, _ENCRYPTED.get(scheme)):
+            expected = " or ".join(filter(None, (scheme, _ENCRYPTED.get(scheme)))) or "no scheme"
+            raise ValueError(f"{reader_scheme!r} in {text!r}: expected {expected}")
+        address = rest
     if not separator and _is_ipv6(address):
         address = f"[{address}]"
     elif _is_ipv6(address):
@@ -110,7 +126,7 @@ def _parse_address(network: Network | None, text: str) -> AdvertisedAddress:
             f"{text!r} has a port but no scheme of a listener; expected SCHEME=HOST:PORT, as in "
             f"tcp={address}"
         )
-    return AdvertisedAddress(network, scheme or None, host, port)
+    return AdvertisedAddress(network, scheme or None, host, port, reader_scheme or None)
 
 
 def _is_ipv6(host: str) -> bool:

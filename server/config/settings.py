@@ -156,8 +156,9 @@ class Settings(BaseSettings):
         needs=("control", "http"),
     )
     """The address by which readers reach the listener of a scheme, as in
-    `tcp=data.example.org:30016`, or the host of all listeners; may be given several times. A
-    variable has commas between them, a file may have a table."""
+    `tcp=data.example.org:30016`, or `http=https://data.example.org:443` if a proxy ends the TLS, or
+    the host of all listeners; may be given several times. A variable has commas between them, a
+    file may have a table."""
     advertise_for: Annotated[tuple[str, ...], NoDecode] = setting(
         (), Group.CONTROL, metavar="NETWORK=ADDRESS", shown="none", needs=("control", "http")
     )

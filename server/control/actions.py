@@ -106,7 +106,7 @@ def _list_advertised(call: Call) -> dict[str, str]:
     for name, uri in (("control", control_uri(settings)), ("http", http_uri(settings))):
         entry = None if uri is None else settings.advertised.find(uri.scheme, reader)
         if uri is not None and entry is not None:
-            found[name] = uri.replace(host=entry.host, port=entry.port or uri.port).address
+            found[name] = entry.replace(uri).address
     return found
 
 

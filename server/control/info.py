@@ -127,7 +127,7 @@ class HostResolver:
             return uri  # a path on this machine
         found = self._advertised.find(uri.scheme, self._reader)
         if found is not None:
-            return uri.replace(host=found.host, port=found.port or uri.port)
+            return found.replace(uri)
         if uri.host not in ANY_INTERFACE:
             return uri
         host = self._dialled or _find_facing_host(self._reader, uri.host)

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -73,7 +73,7 @@ def find_program(name: str) -> str:
 
 
 @contextmanager
-def running(command: list[str], folder: Path, ports: Ports) -> Iterator[None]:
+def running(command: list[str], folder: Path, ports: Ports) -> Generator[None]:
     """Run a proxy until the context ends."""
     log = folder / "log"
     libraries = os.pathsep.join(map(str, _LIBRARIES))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -40,6 +41,25 @@ def read_configuration(name: str) -> str:
         block.code for block in read_blocks(PAGE) if block.code.startswith(BEGINNINGS[name])
     ]
     return found
+
+
+def _find_envoy_tls(text: str) -> str:
+    """Return the part of Envoy's configuration that makes a listener use TLS."""
+    found = re.search(r"        - transport_socket:.*?(?=          filters:)", text, re.DOTALL)
+    assert found is not None
+    return found[0].replace("[h2, http/1.1]", "[]")
+
+
+CERTIFICATE = (
+    "ssl_protocols TLSv1.3; ssl_certificate /etc/ssl/data.pem; "
+    "ssl_certificate_key /etc/ssl/data.pem;"
+)
+ENDING_TLS: dict[str, Callable[[str], dict[str, str]]] = {
+    "nginx": lambda text: {"listen 30016;": f"listen 30016 ssl; {CERTIFICATE}"},
+    "HAProxy": lambda text: {"bind :30016": "bind :30016 ssl crt /etc/ssl/data.pem"},
+    "Envoy": lambda text: {"        - filters:\n": f"{_find_envoy_tls(text)}          filters:\n"},
+}
+"""Returns what makes a proxy end the TLS of data, by the text in its place."""
 
 
 def port_of(uri: str | None) -> int:
@@ -90,10 +110,14 @@ def _parse_end(text: str) -> str:
 
 
 @contextmanager
-def outside(name: str, scheme: str, folder: Path, **settings: Any) -> Iterator[Outside]:
-    """Serve a table behind a proxy."""
+def outside(
+    name: str, scheme: str, folder: Path, *, ends_tls: bool = False, trusted: bool = True
+) -> Generator[Outside]:
+    """Serve a table behind a proxy, which may end the TLS of data."""
+    listener = "tcp" if ends_tls else scheme
     authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
-    ca = folder / f"{name}-{scheme}.pem"  # Clients keep the certificates of a path for a second.
+    # Clients keep the certificates of a path for a second.
+    ca = folder / f"{name}-{scheme}-{ends_tls}.pem"
     authority.cert_pem.write_to_path(str(ca))
     pem = folder / "data.pem"
     leaf = authority.issue_cert(NAME, "127.0.0.1", key_type=trustme.KeyType.ECDSA)
@@ -101,15 +125,22 @@ def outside(name: str, scheme: str, folder: Path, **settings: Any) -> Iterator[O
     ports = find_ports()
     with splitarrow.serve(
         {"a": TABLE, "large": LARGE},
-        listen=[f"{scheme}://127.0.0.1:0"],
+        listen=[f"{listener}://127.0.0.1:0"],
         control="grpc://127.0.0.1:0",
         http="http://127.0.0.1:0",
         writable=folder / "uploads",
-        advertise={scheme: f"{NAME}:{ports.data}", "http": f"{NAME}:{ports.web}"},
-        **({"tls_cert": pem} if scheme == "tcp+tls" else {}),
-        **settings,
+        advertise={
+            listener: f"{scheme}://{NAME}:{ports.data}",
+            "http": f"https://{NAME}:{ports.web}",
+        },
+        tls_cert=pem if listener == "tcp+tls" else None,
+        proxy_protocol=["127.0.0.0/8"] if trusted else [],
     ) as server:
         text = read_configuration(name)
+        if ends_tls:
+            for old, new in ENDING_TLS[name](text).items():
+                assert text.count(old) == 1
+                text = text.replace(old, new)
         replaced = {
             "8815": port_of(server.control_uri),
             "8816": port_of(server.listen[0]),
@@ -128,11 +159,17 @@ def outside(name: str, scheme: str, folder: Path, **settings: Any) -> Iterator[O
             yield Outside(server, ports, ca)
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "tcp+tls"])
+@pytest.mark.parametrize(
+    ("scheme", "ends_tls"),
+    [("tcp", False), ("tcp+tls", False), ("tcp+tls", True)],
+    ids=["tcp", "passes-tls", "ends-tls"],
+)
 @pytest.mark.parametrize("name", PROXIES)
-def test_one_endpoint_leads_to_all_listeners(name: str, scheme: str, tmp_path: Path) -> None:
-    settings = {"proxy_protocol": ["127.0.0.0/8"], "max_connections_per_address": 64}
-    with outside(name, scheme, tmp_path, **settings) as found, found.connect() as client:
+def test_one_endpoint_leads_to_all_listeners(
+    name: str, scheme: str, ends_tls: bool, tmp_path: Path
+) -> None:
+    one = outside(name, scheme, tmp_path, ends_tls=ends_tls)
+    with one as found, found.connect() as client:
         for transport in ("flight", scheme):
             with client.read("a", transport=transport) as stream:
                 assert stream.read_all() == TABLE
@@ -141,7 +178,7 @@ def test_one_endpoint_leads_to_all_listeners(name: str, scheme: str, tmp_path: P
         assert endpoint.locations[0].startswith(f"{scheme}://{NAME}:{found.ports.data}?")
         client.put("b", TABLE)
         assert client.read("b", transport="flight").read_all() == TABLE
-        assert client.status()["advertised"] == {"http": f"http://{NAME}:{found.ports.web}"}
+        assert client.status()["advertised"] == {"http": f"https://{NAME}:{found.ports.web}"}
         assert found.get("/healthz") == "ok\n"
         datasets = json.loads(found.get("/v1/datasets"))["datasets"]
         assert [dataset["name"] for dataset in datasets] == ["a", "large", "b"]
@@ -150,13 +187,13 @@ def test_one_endpoint_leads_to_all_listeners(name: str, scheme: str, tmp_path: P
             (peer,) = found.list_peers()
             assert f"127.0.0.1:{found.ports.data}" in list_remote_ends(peer)
         # Without the proxy, as before.
-        direct = DataUri.parse(found.server.uri("a", scheme))
-        assert splitarrow.open(str(direct), tls=found.tls).read_all() == TABLE
+        assert splitarrow.open(found.server.uri("a"), tls=found.tls).read_all() == TABLE
 
 
 @pytest.mark.parametrize("name", PROXIES)
 def test_the_proxy_sends_a_header_that_only_trust_makes_valid(name: str, tmp_path: Path) -> None:
-    with outside(name, "tcp", tmp_path) as found, found.connect() as client:
+    one = outside(name, "tcp", tmp_path, trusted=False)
+    with one as found, found.connect() as client:
         with pytest.raises(SplitArrowError):
             client.read("a", transport="tcp", resume_attempts=0).read_all()
         assert client.read("a", transport="flight").read_all() == TABLE

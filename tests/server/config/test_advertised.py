@@ -6,6 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
+from splitarrow.protocol.uri import DataUri
 from splitarrow.server.config.advertised import list_pairs, parse_advertised, parse_network
 
 
@@ -26,7 +27,7 @@ def test_an_address_has_a_scheme_a_host_and_a_port(
     text: str, scheme: str | None, host: str, port: int | None
 ) -> None:
     (entry,) = parse_advertised((text,)).entries
-    assert entry == (None, scheme, host, port)
+    assert entry == (None, scheme, host, port, None)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,9 @@ def test_an_address_has_a_scheme_a_host_and_a_port(
         ("", None, "'' in '' is not HOST or HOST:PORT"),
         ("shm=h", None, "'shm' in 'shm=h' is not one of tcp, "),
         ("=h", None, "'' in '=h' is not one of"),
+        ("tcp=https://h", None, r"'https' in 'tcp=https://h': expected tcp or tcp\+tls"),
+        ("https=http://h", None, "'http' in 'https=http://h': expected https"),
+        ("tcp://h", None, "'tcp' in 'tcp://h': expected no scheme"),
         ("h:1", None, "'h:1' has a port but no scheme of a listener; .* tcp=h:1"),
         ("tcp=fd00::1", None, r"'fd00::1' in 'tcp=fd00::1' needs brackets, as in tcp=\[fd00::1\]"),
         ("tcp=h:99999", None, "'h:99999' in 'tcp=h:99999' is not HOST or HOST:PORT: .*Port"),
@@ -81,6 +85,23 @@ def test_the_smallest_network_and_then_the_scheme_decide() -> None:
         "all",
         "six",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "listener", "expected"),
+    [
+        ("tcp=tcp+tls://h:7", "tcp://0.0.0.0:1?want_data=0x1", "tcp+tls://h:7?want_data=0x1"),
+        ("http=https://h:443", "http://0.0.0.0:1", "https://h:443"),
+        ("grpc=grpc+tls://[fd00::1]", "grpc://0.0.0.0:1", "grpc+tls://[fd00::1]:1"),
+        ("ucx=ucx://h", "ucx://0.0.0.0:1", "ucx://h:1"),
+        ("h", "https://0.0.0.0:1", "https://h:1"),
+    ],
+)
+def test_a_proxy_may_end_the_tls_of_readers(text: str, listener: str, expected: str) -> None:
+    uri = DataUri.parse(listener)
+    found = parse_advertised((text,)).find(uri.scheme, None)
+    assert found is not None
+    assert str(found.replace(uri)) == expected
 
 
 def test_a_listener_without_an_address_keeps_its_own() -> None:
