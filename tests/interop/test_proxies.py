@@ -80,7 +80,7 @@ class Outside:
     def connect(self) -> Any:
         return splitarrow.connect(f"grpc+tls://{NAME}:{self.ports.web}", tls=self.tls)
 
-    def get(self, path: str) -> str:
+    def get(self, path: str) -> bytes:
         connection = http.client.HTTPSConnection(
             NAME, self.ports.web, context=self.context, timeout=30
         )
@@ -88,7 +88,7 @@ class Outside:
             connection.request("GET", path)
             response = connection.getresponse()
             assert response.status == 200, response.read()
-            return response.read().decode()
+            return response.read()
         finally:
             connection.close()
 
@@ -179,7 +179,8 @@ def test_one_endpoint_leads_to_all_listeners(
         client.put("b", TABLE)
         assert client.read("b", transport="flight").read_all() == TABLE
         assert client.status()["advertised"] == {"http": f"https://{NAME}:{found.ports.web}"}
-        assert found.get("/healthz") == "ok\n"
+        assert found.get("/healthz") == b"ok\n"
+        assert pa.ipc.open_stream(found.get("/v1/datasets/a/data")).read_all() == TABLE
         datasets = json.loads(found.get("/v1/datasets"))["datasets"]
         assert [dataset["name"] for dataset in datasets] == ["a", "large", "b"]
         with client.read("large", transport=scheme):

@@ -132,6 +132,27 @@ def test_the_http_listener_believes_trusted_proxies_only() -> None:
             assert count_refusals(server, "http") == (not works)
 
 
+def test_data_over_http_belongs_to_the_reader_behind_a_proxy() -> None:
+    with (
+        splitarrow.serve(
+            {"large": LARGE}, http="http://127.0.0.1:0", proxy_protocol=TRUSTED
+        ) as server,
+        proxy(port_of(server.http_uri), header=binary_header(READER)) as made,
+    ):
+        for port, headers, peer in (
+            (made.port, {}, f"{READER}:4000"),
+            (made.port, {"X-Forwarded-For": OTHER}, f"{READER}:4000"),  # the reader is no proxy
+            (port_of(server.http_uri), {"X-Forwarded-For": f"{READER}, {OTHER}"}, f"{OTHER}:0"),
+        ):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            connection.request("GET", "/v1/datasets/large/data", headers=headers)
+            response = connection.getresponse()
+            assert list_peers(server) == [peer]
+            response.close()
+            connection.close()
+            wait_until(lambda: not list_peers(server))
+
+
 def test_the_header_precedes_the_handshake_of_https(pki: Pki) -> None:
     context = ssl.create_default_context(cafile=str(pki.path("ca")))
     with (
