@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 from helpers.proxy import SIGNATURE, binary_header, text_header
 from helpers.waiting import wait_until
 from splitarrow.errors import ProtocolError
+from splitarrow.protocol.uri import DataUri
+from splitarrow.transport import tcp
+from splitarrow.transport.base import ListenOptions
 from splitarrow.transport.proxy_protocol import (
     ProxiedSocket,
     ProxyHeader,
@@ -218,3 +221,16 @@ def test_closing_closes_waiting_connections() -> None:
         listening.socket.close()
         assert listening.socket.fileno() == -1
         wait_until(lambda: is_closed(silent))
+
+
+@pytest.mark.parametrize(("header", "is_local"), [(binary_header("127.0.0.1"), False), (b"", True)])
+def test_a_client_behind_a_proxy_is_not_on_this_host(header: bytes, is_local: bool) -> None:
+    listener = tcp.TRANSPORT.listen(
+        DataUri.parse("tcp://127.0.0.1:0"), ListenOptions(proxies=LOOPBACK)
+    )
+    with closing(listener), socket.create_connection(listener.socket.getsockname()) as client:
+        client.sendall(header + b"S")
+        accepted: list[Any] = []
+        wait_until(lambda: accepted.append(listener.accept()) or accepted[-1] is not None)
+        with closing(accepted[-1]) as channel:
+            assert channel.is_local is is_local
