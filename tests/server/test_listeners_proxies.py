@@ -147,7 +147,7 @@ def test_data_over_http_belongs_to_the_reader_behind_a_proxy() -> None:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             connection.request("GET", "/v1/datasets/large/data", headers=headers)
             response = connection.getresponse()
-            assert list_peers(server) == [peer]
+            wait_until(lambda peer=peer: list_peers(server) == [peer])
             response.close()
             connection.close()
             wait_until(lambda: not list_peers(server))
@@ -235,5 +235,5 @@ def test_worker_processes_know_the_address_of_a_reader(tmp_path: Path) -> None:
             proxy(port_of(uri), header=binary_header(READER)) as made,
             splitarrow.open(through(made, uri)) as stream,
         ):
-            assert list_peers(server) == [f"{READER}:4000"]
+            wait_until(lambda: list_peers(server) == [f"{READER}:4000"])
             assert stream.read_all() == LARGE
