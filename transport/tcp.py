@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import math
 import socket
 from functools import partial
 from ssl import SSLContext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import ConfigError, ConnectError, UriError
 from ..protocol.frames import TaggedFrame
-from ..protocol.limits import Limits
 from ..protocol.payloads import pack_interval
 from ..protocol.uri import TCP_PORT, DataUri, Streams
 from .base import ConnectOptions, Diagnosis, ListenOptions, Traits, list_request_tags
 from .framing import PREFACE
 from .idle_connections import IdleConnections
+from .proxy_protocol import ProxiedSocket
 from .socket_channel import RESET, SocketChannel
 from .sockets import open_socket
 
@@ -71,9 +72,9 @@ def _find_congestion_control() -> bytes:
     return b""
 
 
-def format_peer(sock: socket.socket) -> str:
-    """Return the address of the other end."""
-    host, port = sock.getpeername()[:2]
+def format_peer(address: Any) -> str:
+    """Return the address of a socket as text."""
+    host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -85,12 +86,17 @@ class TcpListener:
     processor time as the rest. Connections begin with the setting of the listening socket. It is
     that of local ones, because one that has begun with BBR keeps its timers.
 
-    Port 0 selects a free port. Several processes may share `sock`.
+    Port 0 selects a free port. Several processes may share the socket of the options.
     """
 
-    def __init__(self, uri: DataUri, limits: Limits, sock: socket.socket | None = None) -> None:
-        self._limits = limits
-        self.socket = bind_socket(uri) if sock is None else sock
+    def __init__(self, uri: DataUri, options: ListenOptions) -> None:
+        self._limits = options.limits
+        self.socket = bind_socket(uri) if options.socket is None else options.socket
+        if options.proxies:
+            seconds = options.handshake_seconds
+            self.socket = ProxiedSocket(
+                self.socket, options.proxies, math.inf if seconds is None else seconds
+            )
         """The listening socket."""
         self.socket.setblocking(False)
         self._congestion_control = _find_congestion_control()
@@ -108,26 +114,29 @@ class TcpListener:
     def accept(self) -> SocketChannel | None:
         """Return the channel of the next client, or None if no client waits."""
         try:
-            sock, _ = self.socket.accept()
+            sock, address = self.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return None
         try:
             set_socket_options(sock)
             # The route of a connection may have set another one.
-            if not is_local(sock) and _read_congestion_control(sock) == _LOCAL_CONGESTION_CONTROL:
+            local = is_local(sock)
+            if not local and _read_congestion_control(sock) == _LOCAL_CONGESTION_CONTROL:
                 _set_congestion_control(sock, self._congestion_control)
-            return self._make_channel(sock)
+            # A client behind a proxy is not on this host, even if the proxy is.
+            local = local and address == sock.getpeername()
+            return self._make_channel(sock, format_peer(address), is_local=local)
         except OSError:  # the client has already disconnected
             sock.close()
             return None
 
-    def _make_channel(self, sock: socket.socket) -> SocketChannel:
+    def _make_channel(self, sock: socket.socket, peer: str, *, is_local: bool) -> SocketChannel:
         return SocketChannel(
             sock,
             self._limits,
             server=True,
-            peer=format_peer(sock),
-            is_local=is_local(sock),
+            peer=peer,
+            is_local=is_local,
             staging=SERVER_STAGING,
         )
 
@@ -292,7 +301,7 @@ class TcpTransport:
     def listen(self, uri: DataUri, options: ListenOptions) -> TcpListener:
         """Bind an address; see `Transport.listen` and `TcpListener`."""
         check_address(uri)
-        return TcpListener(uri, options.limits, options.socket)
+        return TcpListener(uri, options)
 
     def connect(self, uri: DataUri, options: ConnectOptions) -> SocketChannel:
         """Connect; see `Transport.connect`."""
@@ -306,7 +315,7 @@ class TcpTransport:
                 sock,
                 options.limits,
                 server=False,
-                peer=format_peer(sock),
+                peer=format_peer(sock.getpeername()),
                 is_local=is_local(sock),
                 staging=choose_staging(uri),
                 allocator=options.allocator,

@@ -28,6 +28,7 @@ from ..protocol.uri import TCP_PORT, DataUri
 from .base import ConnectOptions, Diagnosis, ListenOptions, Traits
 from .framing import PREFACE
 from .memory.files import FileSpan
+from .proxy_protocol import begins_header, refuse_header
 from .socket_channel import MAX_RECEIVE_BYTES, TURN_BYTES, SocketChannel
 from .tcp import (
     SERVER_STAGING,
@@ -272,6 +273,8 @@ class TlsChannel(SocketChannel):
             return
         if not self._server:
             raise NotAPeerError(f"{self.peer} does not use TLS: it answered {data!r}")
+        if begins_header(data):
+            raise refuse_header(self.peer)
         if data.startswith(PREFACE[:7]):
             with contextlib.suppress(OSError):
                 self._socket.send(_PROTOCOL_VERSION, socket.MSG_NOSIGNAL)
@@ -405,23 +408,22 @@ class TlsListener(TcpListener):
     def __init__(
         self,
         uri: DataUri,
-        limits: Limits,
-        options: TlsServerOptions,
-        sock: socket.socket | None = None,
+        options: ListenOptions,
+        tls: TlsServerOptions,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._contexts = load_server_context(options, clock=clock)
-        super().__init__(uri, limits, sock)
+        self._contexts = load_server_context(tls, clock=clock)
+        super().__init__(uri, options)
 
-    def _make_channel(self, sock: socket.socket) -> TlsChannel:
+    def _make_channel(self, sock: socket.socket, peer: str, *, is_local: bool) -> TlsChannel:
         return TlsChannel(
             sock,
             self._limits,
             self._contexts.current(),
             server=True,
-            peer=format_peer(sock),
-            is_local=is_local(sock),
+            peer=peer,
+            is_local=is_local,
             staging=SERVER_STAGING,
         )
 
@@ -438,7 +440,7 @@ class TlsTransport:
         tls = options.tls or TlsServerOptions.from_environment()
         if tls is None:
             raise ConfigError(f"{uri.address} needs a certificate: set tls_cert and tls_key")
-        return TlsListener(uri, options.limits, tls, options.socket)
+        return TlsListener(uri, options, tls)
 
     def connect(self, uri: DataUri, options: ConnectOptions) -> TlsChannel:
         """Connect, including the handshake; see `Transport.connect`.
@@ -463,7 +465,7 @@ class TlsTransport:
                 context,
                 server=False,
                 server_name=server_name,
-                peer=format_peer(sock),
+                peer=format_peer(sock.getpeername()),
                 is_local=is_local(sock),
                 staging=choose_staging(uri),
                 allocator=options.allocator,

@@ -191,6 +191,10 @@ def ineffective_settings(settings: Settings) -> Iterator[tuple[str, Sequence[str
     schemes = {uri.partition(":")[0].lower() for uri in uris}
     if "tls_cert" in names and not schemes & {"tcp+tls", "grpc+tls", "https"}:
         yield "tls_cert", _TLS_ADDRESSES
+    for entry in settings.advertised.entries:
+        if entry.scheme is not None and entry.scheme not in schemes:
+            name = "advertise" if entry.network is None else "advertise_for"
+            yield name, (f"a listener of the scheme {entry.scheme}",)
     if "shm_users" in names and "shm" not in schemes:
         yield "shm_users", ("an shm:// listener",)
     if not schemes & {"shm", "ucx"}:

@@ -7,13 +7,14 @@ for type checkers and editors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -23,6 +24,13 @@ from ...errors import UriError
 from ...protocol.tags import FREE_DATA, KEEP_ALIVE, TRACE, WANT_DATA, is_request_tag
 from ...protocol.uri import TCP_PORT, DataUri
 from ...transport.tls_options import TlsServerOptions
+from .advertised import (
+    AdvertisedAddresses,
+    Network,
+    list_pairs,
+    parse_advertised,
+    parse_network,
+)
 from .declaration import (
     ENVIRONMENT_PREFIX,
     Count,
@@ -140,9 +148,22 @@ class Settings(BaseSettings):
     """An origin, such as `https://notebook.example`, whose pages may read the HTTP listener from a
     browser (CORS); may be given several times. `*` allows all."""
 
-    advertise: str | None = setting(None, Group.CONTROL, metavar="HOST", needs=("control",))
-    """The host in the locations that the control plane returns, if readers reach this host by
-    another name."""
+    advertise: Annotated[tuple[str, ...], NoDecode] = setting(
+        (),
+        Group.CONTROL,
+        metavar="ADDRESS",
+        shown="the bound addresses",
+        needs=("control", "http"),
+    )
+    """The address by which readers reach the listener of a scheme, as in
+    `tcp=data.example.org:30016`, or `http=https://data.example.org:443` if a proxy ends the TLS, or
+    the host of all listeners; may be given several times. A variable has commas between them, a
+    file may have a table."""
+    advertise_for: Annotated[tuple[str, ...], NoDecode] = setting(
+        (), Group.CONTROL, metavar="NETWORK=ADDRESS", shown="none", needs=("control", "http")
+    )
+    """An address as for `advertise`, for the readers of one network: `10.0.0.0/8=node7` or
+    `10.0.0.0/8=tcp=node7:8816`; may be given several times. The smallest network wins."""
     writable: Path | None = setting(None, Group.CONTROL, metavar="FOLDER", needs=("control",))
     """A folder for uploads, created if it is missing. Without it, the server accepts none."""
     writable_bytes: Size | None = setting(
@@ -288,6 +309,12 @@ class Settings(BaseSettings):
         None, Group.SECURITY, needs=("tls_cert",), reload=Reload.CHANGE
     )
     """Certificate authorities, in PEM: require a client certificate that one of them issued."""
+    proxy_protocol: Annotated[tuple[str, ...], NoDecode] = setting(
+        (), Group.SECURITY, metavar="NETWORK", shown="none"
+    )
+    """A network of proxies, such as `10.1.0.0/16`, whose word for the reader's address counts: the
+    header of the PROXY protocol on `tcp`, `tcp+tls` and HTTP listeners, and `X-Forwarded-For` on
+    the control plane and HTTP; may be given several times."""
     insecure: bool = setting(False, Group.SECURITY)
     """Serve other machines without tokens or client certificates."""
 
@@ -317,6 +344,30 @@ class Settings(BaseSettings):
             listener_uri(text)
         return value
 
+    @field_validator("advertise", "advertise_for", "proxy_protocol", mode="before")
+    @classmethod
+    def _split_addresses(cls, value: Any) -> Any:
+        return list_pairs(value)
+
+    @field_validator("advertise")
+    @classmethod
+    def _check_advertised(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_advertised(value)
+        return value
+
+    @field_validator("advertise_for")
+    @classmethod
+    def _check_advertised_for(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_advertised((), value)
+        return value
+
+    @field_validator("proxy_protocol")
+    @classmethod
+    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_network(text)
+        return value
+
     @field_validator("control", "http")
     @classmethod
     def _check_service(cls, value: str | None, info: ValidationInfo) -> str | None:
@@ -340,6 +391,16 @@ class Settings(BaseSettings):
     def principal_limit(self) -> int:
         """The number of streams that one principal reads at a time."""
         return self.max_streams_per_principal or -(-self.max_connections // 2)
+
+    @property
+    def advertised(self) -> AdvertisedAddresses:
+        """The addresses by which readers reach the listeners."""
+        return parse_advertised(self.advertise, self.advertise_for)
+
+    @property
+    def proxies(self) -> tuple[Network, ...]:
+        """The networks of proxies whose word for the reader's address counts."""
+        return tuple(map(parse_network, self.proxy_protocol))
 
     @property
     def tls(self) -> TlsServerOptions | None:
@@ -378,7 +439,8 @@ class ServeArguments(TypedDict, total=False):
     drain_seconds: float
     http_hosts: Sequence[str]
     http_origins: Sequence[str]
-    advertise: str | None
+    advertise: str | Sequence[str] | Mapping[str, str]
+    advertise_for: Sequence[str] | Mapping[str, str | Mapping[str, str]]
     writable: str | Path | None
     writable_bytes: int | str | None
     upload_bytes: int | str | None
@@ -423,6 +485,7 @@ class ServeArguments(TypedDict, total=False):
     tls_cert: str | Path | None
     tls_key: str | Path | None
     tls_client_ca: str | Path | None
+    proxy_protocol: str | Sequence[str]
     insecure: bool
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["auto", "console", "json"]

@@ -19,6 +19,7 @@ from ...formats.arrow.lengths import encode_lengths
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ...publication.manifest import encode_manifest
+from ..addresses import control_uri, http_uri, parse_peer
 from ..auth.principal import Permission
 from ..caller import NO_UPLOADS, run_in_thread
 from ..catalog.dataset import ServedDataset
@@ -78,6 +79,8 @@ def describe_status(call: Call, started: float) -> dict[str, Any]:
     sent_bytes = sum(total["bytes"] for total in totals.values())
     return {
         "version": package_version(),
+        "time": round(time.time(), 3),
+        "advertised": _list_advertised(call),
         "uptime_seconds": round(time.monotonic() - started, 3),
         "draining": server.draining.is_set(),
         "datasets": call.list_datasets(),
@@ -94,6 +97,17 @@ def describe_status(call: Call, started: float) -> dict[str, Any]:
             else {"stats": _sum_stats(sent, len(streams))}
         ),
     }
+
+
+def _list_advertised(call: Call) -> dict[str, str]:
+    """Return the addresses of the services that the caller can use, if they are advertised."""
+    settings, reader = call.server.settings, parse_peer(call.peer)
+    found: dict[str, str] = {}
+    for name, uri in (("control", control_uri(settings)), ("http", http_uri(settings))):
+        entry = None if uri is None else settings.advertised.find(uri.scheme, reader)
+        if uri is not None and entry is not None:
+            found[name] = entry.replace(uri).address
+    return found
 
 
 def _describe_relay(call: Call, relay: RelayService, sent_bytes: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import grpc.aio
 from ...errors import ExhaustedError, InvalidRequestError, ProtocolError
 from ...formats.flight_data import iter_protobuf_fields
 from ...protocol.uri import Streams
-from ..addresses import parse_peer
+from ..addresses import find_client, parse_peer
 from ..auth.principal import Principal
 from ..auth.tickets import TicketClaims
 from ..caller import Caller, run_in_thread
@@ -72,6 +72,8 @@ class Call(Caller):
 
     Attributes
     ----------
+    peer : str
+        The address of the client, as gRPC writes it; see `find_client`.
     span : CallSpan or None
         The span of the call, if the server records traces.
     """
@@ -83,7 +85,10 @@ class Call(Caller):
         headers: Mapping[str, str],
         principal: Principal,
     ) -> None:
-        super().__init__(server, principal, str(context.peer()))  # which crashes after the call
+        peer, proxies = str(context.peer()), server.settings.proxies  # it crashes after the call
+        if proxies:
+            peer = find_client(peer, headers.get("x-forwarded-for"), proxies)
+        super().__init__(server, principal, peer)
         self.context = context
         self.headers = headers
         self.span: CallSpan | None = None

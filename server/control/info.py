@@ -31,6 +31,7 @@ from ..catalog.delta import DeltaDataset
 from ..catalog.published import PublishedDataset, PublishedVersion
 from ..catalog.selection import Selection
 from ..catalog.stored_files import find_stored_files
+from ..config.advertised import AdvertisedAddresses
 from .call import Call
 
 REUSE_CONNECTION = "arrow-flight-reuse-connection://?"
@@ -109,24 +110,27 @@ class HostResolver:
 
     A listener that is bound to one address is dialled there. A listener that is bound to all
     interfaces is dialled under the host name that the client sent, or under the address of the
-    interface that faces the client. The advertised host replaces all of these.
+    interface that faces the client. An advertised address replaces all of these.
     """
 
-    def __init__(self, advertised: str | None, headers: Mapping[str, str], peer: str) -> None:
+    def __init__(
+        self, advertised: AdvertisedAddresses, headers: Mapping[str, str], peer: str
+    ) -> None:
         self._advertised = advertised
         self._dialled = _parse_host(headers.get(HOST_HEADER, ""))
-        self._peer = peer
+        self._reader = parse_peer(peer)
 
     def resolve(self, listener: DataUri) -> DataUri:
         """Return the address under which the client can dial a listener, without its ticket."""
         uri = listener.replace(ticket=None)
         if not uri.host:
             return uri  # a path on this machine
-        if self._advertised is not None:
-            return uri.replace(host=self._advertised)
+        found = self._advertised.find(uri.scheme, self._reader)
+        if found is not None:
+            return found.replace(uri)
         if uri.host not in ANY_INTERFACE:
             return uri
-        host = self._dialled or _find_facing_host(parse_peer(self._peer), uri.host)
+        host = self._dialled or _find_facing_host(self._reader, uri.host)
         return uri.replace(host=host)
 
 
@@ -250,7 +254,7 @@ def _build(
         parts = _split_parts(request, dataset, published)
     # Counting the rows notices a file that was replaced. The schema is not older than the version.
     schema = _result_schema(call, request, dataset)
-    host = HostResolver(call.server.settings.advertise, call.headers, call.peer)
+    host = HostResolver(call.server.settings.advertised, call.headers, call.peer)
     locations = [flight.Location(uri=uri) for uri in list_locations(call.server.uris, host)]
     http = call.server.http
     http = None if http is None or is_tensor_content(schema) else host.resolve(http)

@@ -6,8 +6,9 @@ import asyncio
 import math
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from socket import socket
 from typing import Any, cast
 
@@ -18,9 +19,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ...errors import ConfigError
 from ...protocol.uri import DataUri
 from ...transport.memory.files import SourceFile
-from ...transport.tcp import bind_socket
+from ...transport.proxy_protocol import Network, ProxiedSocket, begins_header, refuse_header
+from ...transport.tcp import bind_socket, format_peer
 from ...transport.tls_options import TlsServerOptions, load_server_context
-from ..addresses import HostNames, is_exposed
+from ..addresses import HostNames, is_exposed, parse_address
 from ..config import Settings
 from ..context import ServerContext
 from ..logs import get_logger
@@ -106,11 +108,13 @@ class BoundedConnection(H11Protocol):
     A response with data may take long: the daemon cancels its stream when the client stalls.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, record_refusal: Callable[[str], None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = self._framing = _Framing(_HEADER_BYTES)
+        self._record_refusal = record_refusal
         self._deadline = self.loop.time() + REQUEST_SECONDS
         self._has_begun = False
+        self._is_new = True
         self._timer: asyncio.TimerHandle | None = None
         self._transfers = False
         self._lent: list[SourceFile] = []
@@ -120,6 +124,9 @@ class BoundedConnection(H11Protocol):
         """Begin the time of the first request."""
         self._patient = PatientTransport(transport)
         super().connection_made(self._patient)  # type: ignore[arg-type]
+        # Behind a proxy, this is the address of its client.
+        host, port = transport.get_extra_info("peername")[:2]
+        self.client = (str(parse_address(host) or host), port)
         connection = transport.get_extra_info("ssl_object")
         has_certificate = connection is not None and bool(connection.getpeercert())
         self._can_send_files = connection is None
@@ -145,6 +152,10 @@ class BoundedConnection(H11Protocol):
         """Handle what the client has sent. The rest of a request has to follow in time."""
         if self._patient.has_ended:
             return
+        if self._is_new and begins_header(data):
+            self._refuse_header()
+            return
+        self._is_new = False
         if not self._has_begun and self._is_idle:
             self._has_begun = True
             self._deadline = min(self._deadline, self.loop.time() + REQUEST_SECONDS)
@@ -153,6 +164,13 @@ class BoundedConnection(H11Protocol):
         if self._has_begun and not self._is_idle and not self.cycle.more_body:
             self._has_begun = False
             self._deadline = self.loop.time() + RESPONSE_SECONDS
+
+    def _refuse_header(self) -> None:
+        """Close a connection from a stranger that claims another address."""
+        error = refuse_header(format_peer(self.client))
+        get_logger("http").warning("connection refused", reason=error.message)
+        self._record_refusal(error.code)
+        self.transport.abort()
 
     def on_response_complete(self) -> None:
         """Begin the time until the next request."""
@@ -278,9 +296,11 @@ class HttpListener:
         )
         """Answers the requests."""
         self._socket = _bind(uri)
+        if settings.proxies:
+            self._socket = ProxiedSocket(self._socket, settings.proxies, REQUEST_SECONDS)
         self.uri = uri.replace(port=self._socket.getsockname()[1])
         """The bound address."""
-        self._server = _Server(self.application, tls)
+        self._server = _Server(self.application, tls, settings.proxies)
         if settings.requires_token and tls is None and is_exposed(uri):
             get_logger("http").warning("tokens cross the network unencrypted", http=uri.address)
         self._thread = threading.Thread(target=self._run, name="splitarrow-http", daemon=True)
@@ -312,16 +332,20 @@ class HttpListener:
 class _Server(uvicorn.Server):
     """uvicorn's server, which also records rates, and stops at once."""
 
-    def __init__(self, application: Application, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, application: Application, tls: ssl.SSLContext | None, proxies: Iterable[Network]
+    ) -> None:
+        connection: Any = partial(BoundedConnection, record_refusal=self._record_refusal)
         config = uvicorn.Config(
             application.build(),
-            http=BoundedConnection,
+            http=connection,
             ws="none",
             lifespan="off",
             log_config=None,
             log_level="critical",
             access_log=False,
-            proxy_headers=False,
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=[str(network) for network in proxies],
             server_header=False,
             timeout_keep_alive=int(KEEP_ALIVE_SECONDS),
             timeout_graceful_shutdown=1,
@@ -334,6 +358,11 @@ class _Server(uvicorn.Server):
         self._is_stopped = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
+
+    def _record_refusal(self, code: str) -> None:
+        """Record that a connection was refused, once the daemon is ready."""
+        if self._application.service is not None:
+            self._application.service.context.refusals.record(code, "http", None, "http")
 
     def stop(self) -> None:
         """Let `serve` return. Any thread may call this."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers.service_manager import COMMAND, DEPLOY, PATIENCE, Manager
+from splitarrow.server.config.advertised import list_pairs, parse_advertised
 from splitarrow.testing import Daemon
 
 yaml: Any = pytest.importorskip("yaml")
@@ -22,7 +24,7 @@ MANIFESTS = DEPLOY / "kubernetes" / "splitarrow.yaml"
 VERSIONS = ("1.25", "1.30", "1.35")
 """Of Kubernetes."""
 _SEVERITY_WARNING = 2
-_OPERATOR = "monitoring.coreos.com/"
+_OPERATOR = ("monitoring.coreos.com/", "gateway.networking.k8s.io/")
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "everything": {
@@ -72,6 +74,25 @@ VALUES: dict[str, dict[str, Any]] = {
     "relay without a folder": {
         "relay": {"upstream": "grpc://storage1,storage2", "cacheHostPath": ""},
         "sharedMemory": {"enabled": False},
+    },
+    "node ports": {
+        "external": {"type": "NodePort", "podNetworks": ["10.244.0.0/16"]},
+        "datasets": {"flights": "/data/flights.arrow"},
+    },
+    "load balancer": {
+        "external": {
+            "type": "LoadBalancer",
+            "host": "data.example.org",
+            "annotations": {"service.beta.kubernetes.io/aws-load-balancer-type": "nlb"},
+        },
+    },
+    "ingress": {
+        "ingress": {"enabled": True, "host": "data.example.org", "tlsSecretName": "data"},
+        "datasets": {"flights": "/data/flights.arrow"},
+    },
+    "gateway": {
+        "gateway": {"enabled": True, "host": "data.example.org", "parentRefs": [{"name": "g"}]},
+        "tls": {"secretName": ""},
     },
 }
 MONITORED = {"serviceMonitor": {"enabled": True, "serverName": "n", "tokenSecret": {"name": "t"}}}
@@ -143,6 +164,12 @@ def test_helm_lint(helm: Any) -> None:
         ),
         ({**MONITORED, "tls": {"clientCa": True}}, "set serviceMonitor.certSecretName"),
         ({**MONITORED, "tls": {"secretName": ""}}, "send its token unencrypted"),
+        ({"external": {"type": "ExternalName"}}, "value must be one of"),
+        ({"external": {"type": "LoadBalancer"}}, "set external.host"),
+        ({"external": {"nodePorts": {"http": 1}}}, "additional properties 'http'"),
+        ({"ingress": {"enabled": True}}, "set the host of the ingress or gateway"),
+        ({"ingress": {"annotations": {}}}, "additional properties 'annotations'"),
+        ({"gateway": {"enabled": True, "host": "h"}}, "set gateway.parentRefs"),
         ({"networkPolicy": {"from": []}}, "additional properties 'from'"),
         ({"relay": {"upstream": "storage1:8815"}}, "does not match pattern"),
         ({**VALUES["relay"], "datasets": {"a": "/data/a"}}, "a relay serves no datasets"),
@@ -279,6 +306,75 @@ def test_services_and_budget_select_the_pods(helm: Any) -> None:
             assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
 
 
+def find_environment(objects: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the variables of a daemon on the node 192.0.2.7, as the kubelet expands them."""
+    fields = {"status.hostIP": "192.0.2.7", "status.podIP": "10.244.1.2", "spec.nodeName": "node7"}
+    found: dict[str, str] = {}
+    for each in container(objects)["env"]:
+        value = each.get("value")
+        if value is None:
+            value = fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        for name, known in found.items():
+            value = value.replace(f"$({name})", known)
+        found[each["name"]] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "expected"),
+    [
+        ("defaults", "203.0.113.1", "10.244.1.2:8816"),
+        ("everything", "203.0.113.1", "node7:8816"),
+        ("node ports", "203.0.113.1", "192.0.2.7:30016"),
+        ("node ports", "10.244.9.9", "10.244.1.2:8816"),
+        ("load balancer", "203.0.113.1", "data.example.org:8816"),
+        ("ingress", "203.0.113.1", "10.244.1.2:8816"),
+    ],
+)
+def test_the_daemon_advertises_what_readers_reach(
+    helm: Any, name: str, reader: str, expected: str
+) -> None:
+    variables = find_environment(render(helm, VALUES[name]))
+    addresses = parse_advertised(
+        list_pairs(variables["SPLITARROW_ADVERTISE"]),
+        list_pairs(variables.get("SPLITARROW_ADVERTISE_FOR", {})),
+    )
+    found = addresses.find("tcp+tls", ip_address(reader))
+    assert found is not None
+    assert f"{found.host}:{found.port or 8816}" == expected
+
+
+def test_an_ingress_and_a_gateway_lead_to_grpc_and_http(helm: Any) -> None:
+    objects = render(helm, VALUES["ingress"])
+    services = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Service"}
+    paths: dict[str, str] = {}
+    for each in objects:
+        if each["kind"] == "Ingress":
+            (rule,) = each["spec"]["rules"]
+            (path,) = rule["http"]["paths"]
+            backend = path["backend"]["service"]
+            ports = services[backend["name"]]["spec"]["ports"]
+            (port,) = [one for one in ports if one["name"] == backend["port"]["name"]]
+            paths[path["path"]] = port["targetPort"]
+    assert paths == {"/arrow.flight.protocol.FlightService": "control", "/": "http"}
+    variables = find_environment(objects)
+    assert "https=data.example.org:443" in variables["SPLITARROW_ADVERTISE"]
+    routes = {
+        each["kind"]: each["spec"]["rules"][0]["backendRefs"][0]["port"]
+        for each in render(helm, VALUES["gateway"])
+        if each["kind"].endswith("Route")
+    }
+    assert routes == {"GRPCRoute": 8815, "HTTPRoute": 9816}
+
+
+def test_node_ports_reach_the_daemon_of_the_node(helm: Any) -> None:
+    specs = [each.get("spec", {}) for each in render(helm, VALUES["node ports"])]
+    (external,) = [spec for spec in specs if spec.get("type") == "NodePort"]
+    assert external["externalTrafficPolicy"] == "Local"
+    ports = {port["nodePort"]: port["targetPort"] for port in external["ports"]}
+    assert ports == {30015: "control", 30016: "data"}
+
+
 def test_a_relay_owns_the_folders_that_it_writes_to(helm: Any) -> None:
     objects = render(helm, VALUES["relay"])
     (prepare,) = pod(objects)["initContainers"]
@@ -323,13 +419,13 @@ def replace_places(text: str, places: dict[str, str]) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", ["plain", "everything"])
+@pytest.mark.parametrize("name", ["plain", "everything", "node ports", "ingress"])
 def test_the_configuration_is_valid(helm: Any, node: Path, name: str) -> None:
     objects = plain() if name == "plain" else render(helm, VALUES[name])
     text = re.sub(r'"/(etc/splitarrow|data|uploads)', rf'"{node}/\1', settings(objects))
     path = node / "splitarrow.toml"
     path.write_text(text)
-    environment = {each["name"]: each.get("value", "node7") for each in container(objects)["env"]}
+    environment = find_environment(objects)
     command = [*COMMAND, "check-config", str(path)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE, env={**environment, "HOME": "/"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -11,6 +13,26 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from splitarrow.protocol.uri import DataUri
+
+SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+"""The first bytes of a header of the PROXY protocol, version 2."""
+
+
+def binary_header(
+    source: str, port: int = 4000, extensions: bytes = b"", *, command: int = 1, family: int = 0
+) -> bytes:
+    """Return a header of version 2."""
+    address = ipaddress.ip_address(source)
+    body = address.packed + address.packed + struct.pack(">HH", port, 443) + extensions
+    family = family or {4: 0x11, 6: 0x21}[address.version]
+    return SIGNATURE + bytes((0x20 | command, family)) + struct.pack(">H", len(body)) + body
+
+
+def text_header(source: str, port: int = 4000) -> bytes:
+    """Return a header of version 1."""
+    version = ipaddress.ip_address(source).version
+    return f"PROXY TCP{version} {source} {source} {port} 443\r\n".encode()
+
 
 Inspect = Callable[[int, bytes], bool]
 """Gets the number of a connection, from 0, and bytes of its client. Returns whether to cut it."""
@@ -22,6 +44,8 @@ class Proxy:
 
     target: int
     """The port that connections are forwarded to."""
+    header: bytes = b""
+    """What the server receives before the bytes of a client."""
     delay: float = 0.0
     """The time that the bytes of the server wait, in seconds."""
     inspect: Inspect = lambda number, data: False
@@ -51,6 +75,7 @@ class Proxy:
                 if self.is_cut:
                     raise ConnectionRefusedError
                 server = socket.create_connection(("127.0.0.1", self.target))
+                server.sendall(self.header)
             except OSError:
                 client.close()
                 continue
@@ -87,9 +112,11 @@ def link_to(uri: str, host: str) -> Generator[Proxy]:
 
 
 @contextmanager
-def proxy(target: int, host: str = "127.0.0.1", port: int = 0) -> Generator[Proxy]:
+def proxy(
+    target: int, host: str = "127.0.0.1", port: int = 0, *, header: bytes = b""
+) -> Generator[Proxy]:
     """Forward connections to a port of this host, until the context ends."""
-    made = Proxy(target, listener=socket.create_server((host, port)))
+    made = Proxy(target, header, listener=socket.create_server((host, port)))
     thread = threading.Thread(target=made.run)
     thread.start()
     try:

@@ -92,7 +92,7 @@ def test_the_address_of_a_peer_is_written_as_in_a_uri(host: str, text: str) -> N
         socket.create_server((host, 0), family=family) as listener,
         socket.create_connection(listener.getsockname()[:2]) as client,
     ):
-        assert tcp.format_peer(client) == f"{text}{listener.getsockname()[1]}"
+        assert tcp.format_peer(client.getpeername()) == f"{text}{listener.getsockname()[1]}"
 
 
 def fail_to_configure(sock: socket.socket) -> None:

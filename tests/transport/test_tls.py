@@ -24,7 +24,6 @@ from splitarrow.errors import (
     UriError,
     UsageError,
 )
-from splitarrow.protocol.limits import Limits
 from splitarrow.protocol.uri import DataUri
 from splitarrow.transport import registry, tcp
 from splitarrow.transport.base import ConnectOptions, ListenOptions
@@ -331,7 +330,7 @@ class RawClient:
 def test_other_tls_clients_see_a_proper_end(pki: Pki) -> None:
     uri = DataUri.parse("tcp+tls://127.0.0.1:0")
     with (
-        closing(TlsListener(uri, Limits(), pki.make_server_options())) as listener,
+        closing(TlsListener(uri, ListenOptions(), pki.make_server_options())) as listener,
         closing(RawClient(listener, pki.path("ca"))) as client,
     ):
         assert client.tls.version() == "TLSv1.3"
@@ -361,7 +360,7 @@ def test_changed_certificates_are_loaded(tmp_path: Path, caplog: pytest.LogCaptu
     clock = Clock()
     uri = DataUri.parse("tcp+tls://127.0.0.1:0")
     options = TlsServerOptions(pki.path("server-cert"), pki.path("server-key"))
-    with closing(TlsListener(uri, Limits(), options, clock=clock)) as listener:
+    with closing(TlsListener(uri, ListenOptions(), options, clock=clock)) as listener:
         first = serial(listener, pki.path("ca"))
         pki.write("server", pki.authority.issue_cert("127.0.0.1"))
         assert serial(listener, pki.path("ca")) == first  # not looked at again within a second

@@ -127,6 +127,25 @@ def test_a_size_may_have_a_unit_in_every_source(
     assert (settings.shm_cache, settings.max_leased) == (0, 2_000_000)
 
 
+def test_every_source_has_a_form_for_advertised_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "splitarrow.toml"
+    config.write_text(
+        "control = 'grpc://h'\n[advertise]\ntcp = 'h:1'\n"
+        "[advertise_for]\n'10.0.0.0/8' = { tcp = 'i:2' }\n'::/0' = ['j', 'grpc=k:3']\n"
+    )
+    settings = load_settings(config)
+    assert settings.advertise == ("tcp=h:1",)
+    assert settings.advertise_for == ("10.0.0.0/8=tcp=i:2", "::/0=j", "::/0=grpc=k:3")
+    monkeypatch.setenv("SPLITARROW_ADVERTISE", "tcp=192.0.2.1:30016, grpc=[fd00::1]:30015")
+    expected = ("tcp=192.0.2.1:30016", "grpc=[fd00::1]:30015")
+    assert load_settings(config).advertise == expected
+    assert load_settings(config, advertise=["x"]).advertise == ("x",)
+    assert load_settings(config, advertise={"tcp": "x:1"}).advertise == ("tcp=x:1",)
+    assert load_settings(config, advertise="x").advertise == ("x",)
+
+
 def test_the_smallest_values_are_accepted() -> None:
     smallest: dict[str, Any] = {"workers": 1, "drain_seconds": 0, "poll_seconds": 1e-9}
     smallest |= {"parquet_bytes": 1, "vortex_cache": 0, "shm_users": (0,)}
@@ -150,6 +169,9 @@ def test_a_setting_of_a_listener_has_an_effect(
     given = {setting: values[setting]}
     settings = load_settings(listen=[listen], control=control, **given)
     assert getattr(settings, setting) == values[setting]
+
+
+CONTROL = "control = 'grpc://h'\n"
 
 
 @pytest.mark.parametrize(
@@ -179,6 +201,14 @@ def test_a_setting_of_a_listener_has_an_effect(
         ("control = 'grpc'\n", "control: 'grpc' is not a URI; expected grpc://host:port"),
         ('datasets = { "a\\u0000b" = "x" }\n', "is not a dataset name"),
         ("listen = []\n", "listen: give at least one URI"),
+        (CONTROL + "advertise = ['a', 'ftp=b']\n", "line 2: advertise: 'ftp' in 'ftp=b' is not"),
+        (CONTROL + "advertise = 'tcp+tls=h'\n", "line 2: advertise: .* without a listener of the"),
+        (CONTROL + "advertise_for = { 10 = 'h' }\n", "line 2: advertise_for: '10' is not a netwo"),
+        (
+            "proxy_protocol = ['::/0', 'lb']\n",
+            "line 1: proxy_protocol: 'lb' is not a network",
+        ),
+        ("advertise = 'h'\n", "line 1: advertise: has no effect without control or http"),
         ("listen = ['tcp//x']\n", "listen"),
         ("listen = ['quic://x:1']\n", "quic"),
         ("listen = ['tcp://x:1?want_data=7']\n", "want_data=0x7"),

@@ -17,6 +17,7 @@ from pyarrow import flight
 from helpers.control_plane import running
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.uri import DataUri
+from splitarrow.server.config.advertised import parse_advertised
 from splitarrow.server.control import info as info_module
 from splitarrow.server.control.info import (
     HOST_HEADER,
@@ -34,9 +35,13 @@ LOOPBACK = "ipv4:127.0.0.1:50000"
 
 
 def name(
-    advertised: str | None = None, headers: Mapping[str, str] | None = None, peer: str = LOOPBACK
+    advertised: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    peer: str = LOOPBACK,
+    networks: tuple[str, ...] = (),
 ) -> HostResolver:
-    return HostResolver(advertised, headers or {}, peer)
+    addresses = () if advertised is None else tuple(advertised.split(","))
+    return HostResolver(parse_advertised(addresses, networks), headers or {}, peer)
 
 
 def dialled(uri: str, host: HostResolver) -> str:
@@ -108,6 +113,10 @@ def test_locations_contain_no_ticket() -> None:
         ("tcp://10.0.0.1:1", name(), "tcp://10.0.0.1:1"),
         ("tcp://10.0.0.1:1", name("node.example"), "tcp://node.example:1"),
         ("tcp://0.0.0.0:1", name("fd00::1"), "tcp://[fd00::1]:1"),
+        ("tcp://10.0.0.1:1", name("tcp=node.example:30016"), "tcp://node.example:30016"),
+        ("tcp://0.0.0.0:1", name("tcp+tls=a,ucx=b:2"), "tcp://127.0.0.1:1"),
+        ("tcp://0.0.0.0:1", name("a", networks=("127.0.0.0/8=b",)), "tcp://b:1"),
+        ("tcp://0.0.0.0:1", name("a", networks=("10.0.0.0/8=b",)), "tcp://a:1"),
         ("tcp://0.0.0.0:1", name(), "tcp://127.0.0.1:1"),
         ("tcp://[::]:1", name(), "tcp://[::1]:1"),
         ("tcp://0.0.0.0:1", name(peer="ipv6:%5B::1%5D:5"), "tcp://127.0.0.1:1"),
