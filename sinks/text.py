@@ -54,6 +54,12 @@ class JsonLinesSink(Sink):
 
     def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
         super().__init__(file)
+        repeated = next((name for name in schema.names if schema.names.count(name) > 1), None)
+        if repeated is not None:
+            raise UsageError(
+                f"a JSON Lines file cannot store this data: several columns are named "
+                f"{repeated!r}; write to .arrow instead"
+            )
         self._schema = pa.schema([_readable_field(field) for field in schema])
         self._has_floats = any(_has_floats(field.type) for field in schema)
 
@@ -73,7 +79,7 @@ def _refusals(output: str) -> Generator[None]:
     """Convert errors of values that a format has no form for to `UsageError`."""
     try:
         yield
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, KeyError) as error:
+    except (pa.ArrowNotImplementedError, ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(
             f"{output} cannot store this data: {reason}; write to .arrow instead"

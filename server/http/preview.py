@@ -88,7 +88,17 @@ def _show_column(column: pa.Array[Any]) -> Iterator[str | None]:
         elif column.nbytes > _MAX_COLUMN_BYTES:
             yield "…"
         else:
-            yield show_value(value.as_py())
+            try:
+                yield show_value(value.as_py())
+            except (ValueError, OverflowError):  # Python has no such date, or not these digits
+                yield _show_scalar(value)
+
+
+def _show_scalar(value: pa.Scalar[Any]) -> str:
+    try:
+        return show_value(value.cast(pa.string()).as_py())
+    except pa.ArrowException:
+        return "…"
 
 
 def show_value(value: Any) -> str:

@@ -225,6 +225,14 @@ def test_dictionaries_and_nested_columns_arrive(tmp_path: Path) -> None:
         assert b"a CSV file cannot store this data" in refused.body
 
 
+def test_columns_with_one_name_have_no_form_in_json(tmp_path: Path) -> None:
+    twice = pa.table([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with serve({"twice": twice}) as server:
+        refused = download(uri_of(server), "/v1/datasets/twice/data?format=ndjson")
+        assert refused.status == 400
+        assert b"several columns are named 'a'; request another" in refused.body
+
+
 # --- the end --------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,8 @@ TABLE = pa.table(
         "text": pa.array(["<script>alert(1)</script>", None, "x" * 500] * 50),
         "nested": pa.array([{"a": [1, None]}] * 150),
         "raw": pa.array([b"\x00\xff"] * 150),
+        "late": pa.array([1 << 62] * 150, pa.timestamp("s")),
+        "nested_late": pa.array([[1 << 62]] * 150, pa.list_(pa.timestamp("s"))),
     }
 )
 
@@ -39,6 +41,7 @@ def test_the_first_rows_are_shown_and_escaped() -> None:
         assert "x" * 119 + "…" in text
         assert "{&#34;a&#34;: [1, null]}" in text
         assert "<td>00ff</td>" in text
+        assert "<td>…</td>" in text
         assert f"{server.http_uri}/v1/datasets/a%2Fb%20%3Cc%3E/data" in text
         assert 'href="/datasets/a%2Fb%20%3Cc%3E"' in request(server.http_uri or "").text
 
