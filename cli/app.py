@@ -83,7 +83,10 @@ def _process(parameter: Any, annotation: Any, convert: Process, context: Any, va
     return value if parameter.callback is None else parameter.callback(context, parameter, value)
 
 
-_COMMON = ("DEBUG", "TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME", "TOKEN")
+_COMMON = (
+    *("DEBUG", "TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME"),
+    *("TOKEN", "CLIENT_TOKEN_FILE"),
+)
 """Known without the list of settings, which takes time to import."""
 
 

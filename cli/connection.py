@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ..client.tokens import TokenSource, parse_token
 from ..client.uris import parse_control_uris, split_dataset
 from ..errors import ConnectError, UriError, UsageError
 from ..protocol.uri import DataUri, Streams
@@ -32,8 +33,19 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PREFIX = "SPLITARROW_"
-_CERT, _KEY = "tls_cert", "tls_key"
+_CERT, _KEY, _TOKEN_FILE = "tls_cert", "tls_key", "token_file"
+TOKEN_VARIABLE = "SPLITARROW_TOKEN"
+"""The environment variable for the token."""
+TOKEN_FILE_VARIABLE = "SPLITARROW_CLIENT_TOKEN_FILE"
+"""The environment variable for the file of the token. ``SPLITARROW_TOKEN_FILE`` is a setting of
+servers."""
+PANEL = "Connection"
+"""The heading of options about connections."""
 _OPTIONS = {
+    _TOKEN_FILE: (
+        "FILE",
+        "A file with your bearer token, which is read again after a change.",
+    ),
     "tls_ca": ("FILE", "The authorities to trust, in PEM, instead of the system's."),
     _CERT: ("FILE", "Your certificate, in PEM, for servers that require one."),
     _KEY: ("FILE", "The key of your certificate, in PEM, unless --tls-cert contains it."),
@@ -47,12 +59,14 @@ _OPTIONS = {
 def with_tls_options(command: F) -> F:
     """Add ``--tls-ca``, ``--tls-cert``, ``--tls-key`` and ``--tls-server-name`` to a command.
 
-    It keeps those that it has. While the command runs, the others replace the variables
-    ``SPLITARROW_TLS_…``, from which every connection takes its certificates, also in the processes
-    that the command starts.
+    One with ``--token`` gets ``--token-file`` as well. A command keeps the options that it has.
+    While the command runs, the others replace variables such as ``SPLITARROW_TLS_CA``, from which
+    every connection takes its certificates, also in the processes that the command starts.
     """
     own = signature(command, eval_str=True).parameters
     added = [name for name in _OPTIONS if name not in own]
+    if "token" not in own or _TOKEN_FILE not in added:
+        added = [name for name in added if name != _TOKEN_FILE]
 
     @wraps(command)
     def run(*values: Any, **arguments: Any) -> Any:
@@ -66,13 +80,14 @@ def with_tls_options(command: F) -> F:
 
 def _parameter(name: str) -> Parameter:
     metavar, help = _OPTIONS[name]
-    declaration = option(help=help, default=f"${_variable(name)}", metavar=metavar, panel="TLS")
+    panel = PANEL if name == _TOKEN_FILE else "TLS"
+    declaration = option(help=help, default=f"${_variable(name)}", metavar=metavar, panel=panel)
     annotation = Annotated[str | None, declaration]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _variable(name: str) -> str:
-    return _PREFIX + name.upper()
+    return TOKEN_FILE_VARIABLE if name == _TOKEN_FILE else _PREFIX + name.upper()
 
 
 @contextmanager
@@ -83,10 +98,12 @@ def _environment(given: Mapping[str, str | None]) -> Generator[None]:
     if key in changed and not (changed.get(cert) or os.environ.get(cert)):
         raise UsageError("--tls-key needs --tls-cert")
     removed = [key] if cert in changed and key not in changed else []
+    if TOKEN_FILE_VARIABLE in changed:
+        removed.append(TOKEN_VARIABLE)
     before = {name: os.environ.get(name) for name in (*changed, *removed)}
     os.environ.update(changed)
     for name in removed:
-        os.environ.pop(name, None)  # it belongs to the certificate of the environment
+        os.environ.pop(name, None)  # the environment's key, or its token
     try:
         yield
     finally:
@@ -147,11 +164,6 @@ def check_control_plane(uri: str, timeout: float) -> None:
     except OSError:
         pass  # gRPC may find another way, or explains why it does not
 
-
-TOKEN_VARIABLE = "SPLITARROW_TOKEN"
-"""The environment variable for the token."""
-PANEL = "Connection"
-"""The heading of options about connections."""
 
 ControlUri = Annotated[
     str,
@@ -229,9 +241,13 @@ def report_unreachable(client: AnyClient) -> None:
             print_message(f"splitarrow: warning: {escape_text(uri)}: {escape_text(str(error))}")
 
 
-def resolve_token(token: str | None) -> str | None:
+def resolve_token(token: str | None) -> TokenSource | None:
     """Return the token of the command line, or that of the environment."""
-    return token or os.environ.get(TOKEN_VARIABLE) or None
+    if token:
+        return parse_token(token)
+    if found := os.environ.get(TOKEN_VARIABLE):
+        return parse_token(found)
+    return parse_token(None, os.environ.get(TOKEN_FILE_VARIABLE) or None)
 
 
 OFFLINE = "cannot be reached; there may be newer versions"

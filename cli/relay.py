@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..client.tokens import parse_token
 from ..client.uris import parse_control_uris
 from ..errors import ConfigError, UsageError
 from ..formats.text import format_bytes, parse_size
 from ..server.config import Configuration
 from .connection import (
+    TOKEN_FILE_VARIABLE,
     AsJson,
     ConnectTimeout,
     ControlUri,
@@ -81,6 +83,15 @@ _OWN: dict[str, Any] = {
         ),
     ],
     "token": Token,
+    "upstream_token_file": Annotated[
+        str | None,
+        option(
+            help="A file with the relay's token at the upstream, which is read again after a "
+            "change.",
+            default=f"${TOKEN_FILE_VARIABLE}",
+            metavar="FILE",
+        ),
+    ],
 }
 _DEFAULTS: dict[str, Any] = {
     "cache": None,
@@ -113,6 +124,7 @@ def run(
     rate: str | None,
     forward_identity: bool,
     token: str | None,
+    upstream_token_file: str | None,
     config: Path | None,
     **options: Any,
 ) -> int:
@@ -140,7 +152,7 @@ def run(
         raise UsageError(str(error)) from None
     if settings.workers != 1 or settings.keep_versions is not None:
         raise UsageError("a relay has one process and removes no versions; unset the setting")
-    given_token = resolve_token(token)
+    given_token = parse_token(token, upstream_token_file) or resolve_token(None)
     peer_uris = () if peers is None else tuple(parse_control_uris(peers))
     ahead, speed = parse_size(prefetch_bytes), None if rate is None else parse_size(rate)
     if speed == 0:

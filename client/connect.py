@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 from ..protocol.uri import DataUri
 from ..transport.tls_options import TlsOptions
 from .dataset.client import Client, ConnectArguments
+from .tokens import Token, TokenFile, parse_token
 from .uris import parse_control_uris
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ AnyClient: TypeAlias = "Client | ClusterClient"
 @overload
 def connect(
     uri: str | DataUri,
-    token: str | None = None,
+    token: Token | None = None,
     **options: Unpack[ConnectArguments],
 ) -> Client: ...
 
@@ -34,15 +35,16 @@ def connect(
 @overload
 def connect(
     uri: Sequence[str | DataUri],
-    token: str | None = None,
+    token: Token | None = None,
     **options: Unpack[ConnectArguments],
 ) -> Client | ClusterClient: ...
 
 
 def connect(
     uri: str | DataUri | Sequence[str | DataUri],
-    token: str | None = None,
+    token: Token | None = None,
     *,
+    token_file: TokenFile = None,
     tls: TlsOptions | None = None,
     connect_timeout: float = 10.0,
     timeout: float = 30.0,
@@ -54,8 +56,12 @@ def connect(
     uri : str, DataUri, or a sequence of them
         The control plane: ``grpc://host:port`` or ``grpc+tls://host:port``. The default port is
         8815. Pass several as a list, or as a string such as ``grpc://a:8815,b:8815``.
-    token : str, optional
-        The bearer token that authenticates the caller.
+    token : str or callable, optional
+        The bearer token that authenticates the caller, or a function that returns the current
+        one. The function is called again before a JSON Web Token expires, every half minute for
+        other tokens, and when a server refuses the token.
+    token_file : path-like, optional
+        A file with the token, in place of `token`. It is read again after a change.
     tls : TlsOptions, optional
         Certificates for TLS. `None` reads the variables ``SPLITARROW_TLS_CA``, ``_CERT``,
         ``_KEY`` and ``_SERVER_NAME``.
@@ -92,18 +98,20 @@ def connect(
     ...             print(batch.to_pydict())
     {'miles': [0.5, 3.0]}
     """
-    uris = parse_control_uris(uri)
+    uris, source = parse_control_uris(uri), parse_token(token, token_file)
     if len(uris) > 1:
         from .cluster.client import ClusterClient
 
-        return ClusterClient(uris, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
-    return Client(uris[0], token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
+        return ClusterClient(
+            uris, source, tls=tls, connect_timeout=connect_timeout, timeout=timeout
+        )
+    return Client(uris[0], source, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
 
 
 @overload
 def connect_async(
     uri: str | DataUri,
-    token: str | None = None,
+    token: Token | None = None,
     **options: Unpack[ConnectArguments],
 ) -> AsyncClient: ...
 
@@ -111,15 +119,16 @@ def connect_async(
 @overload
 def connect_async(
     uri: Sequence[str | DataUri],
-    token: str | None = None,
+    token: Token | None = None,
     **options: Unpack[ConnectArguments],
 ) -> AsyncClient | AsyncClusterClient: ...
 
 
 def connect_async(
     uri: str | DataUri | Sequence[str | DataUri],
-    token: str | None = None,
+    token: Token | None = None,
     *,
+    token_file: TokenFile = None,
     tls: TlsOptions | None = None,
     connect_timeout: float = 10.0,
     timeout: float = 30.0,
@@ -149,9 +158,9 @@ def connect_async(
     ...     anyio.run(read_miles, server.control_uri)
     [0.5, 3.0, 7.5]
     """
-    uris = parse_control_uris(uri)
+    uris, source = parse_control_uris(uri), parse_token(token, token_file)
     open_client: Any = partial(
-        connect, uris, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout
+        connect, uris, source, tls=tls, connect_timeout=connect_timeout, timeout=timeout
     )
     if len(uris) > 1:
         from .cluster.client import AsyncClusterClient

@@ -16,6 +16,7 @@ from ..transport.tls_options import TlsOptions
 from .arguments import AUTO, Read, ReadArguments, find_allocator
 from .stream.device_stream import wrap_for_device
 from .stream.stream import AsyncStream, Stream, plan_opening
+from .tokens import Token, TokenFile, TokenSource, parse_token
 from .uris import (
     is_control_uri,
     is_http_uri,
@@ -35,7 +36,8 @@ def open(
     target: str | DataUri | Sequence[str | DataUri],
     ticket: bytes | str | None = None,
     *,
-    token: str | None = None,
+    token: Token | None = None,
+    token_file: TokenFile = None,
     **arguments: Unpack[ReadArguments],
 ) -> Stream | DatasetStream:
     """Open a data stream for reading.
@@ -57,8 +59,11 @@ def open(
     ticket : bytes or str, optional
         The ticket, if the URI has none: a dataset's name, or a ticket from a control plane. With a
         control plane or HTTP, the name of the dataset.
-    token : str, optional
-        With a control plane or HTTP, the bearer token that authenticates the caller.
+    token : str or callable, optional
+        With a control plane or HTTP, the bearer token that authenticates the caller, or a function
+        that returns the current one; see `connect`.
+    token_file : path-like, optional
+        A file with the token, in place of `token`. It is read again after a change.
     **arguments
         The options; see `ReadArguments`.
 
@@ -88,11 +93,12 @@ def open(
     ...     stream.read_all().to_pydict()
     {'name': ['a', 'b', 'c']}
     """
+    source = parse_token(token, token_file)
     if isinstance(target, (str, DataUri)) and is_control_uri(target):
-        return _open_dataset(target, ticket, token, arguments)
+        return _open_dataset(target, ticket, source, arguments)
     if isinstance(target, (str, DataUri)) and is_http_uri(target):
-        return _open_url(target, ticket, token, arguments)
-    read = _read_stream(arguments, token)
+        return _open_url(target, ticket, source, arguments)
+    read = _read_stream(arguments, source)
     stream = Stream(plan_opening(resolve_uris(target, ticket, read.request), read))
     return stream if read.memory is None else wrap_for_device(stream, read.memory)
 
@@ -101,7 +107,8 @@ def open_async(
     target: str | DataUri | Sequence[str | DataUri],
     ticket: bytes | str | None = None,
     *,
-    token: str | None = None,
+    token: Token | None = None,
+    token_file: TokenFile = None,
     **arguments: Unpack[ReadArguments],
 ) -> AsyncStream | AsyncDatasetStream:
     """Open a data stream for reading; the parameters are those of `splitarrow.open`.
@@ -129,13 +136,14 @@ def open_async(
     ...     anyio.run(read_names, server.uri("numbers"))
     {'name': ['a', 'b', 'c']}
     """
+    source = parse_token(token, token_file)
     open_dataset = None
     if isinstance(target, (str, DataUri)) and is_control_uri(target):
-        open_dataset = partial(_open_dataset, target, ticket, token, arguments)
+        open_dataset = partial(_open_dataset, target, ticket, source, arguments)
         if arguments.get("sql") is None:
             locate_dataset(target, ticket)
     elif isinstance(target, (str, DataUri)) and is_http_uri(target):
-        open_dataset = partial(_open_url, target, ticket, token, arguments)
+        open_dataset = partial(_open_url, target, ticket, source, arguments)
         split_http_dataset(target, ticket)
     if open_dataset is not None:
         from .dataset.aio import AsyncDatasetStream
@@ -144,12 +152,12 @@ def open_async(
         if memory is not None:
             arguments["memory"] = find_allocator(memory)
         return wrap_for_device(AsyncDatasetStream(open_dataset), memory)
-    read = _read_stream(arguments, token)
+    read = _read_stream(arguments, source)
     stream = AsyncStream(plan_opening(resolve_uris(target, ticket, read.request), read))
     return wrap_for_device(stream, read.memory)
 
 
-def _read_stream(arguments: ReadArguments, token: str | None) -> Read:
+def _read_stream(arguments: ReadArguments, token: TokenSource | None) -> Read:
     """Return the read of a ``want_data`` URI. Refuse what only a control plane can do."""
     if token is not None:
         raise UsageError(
@@ -168,7 +176,10 @@ def _read_stream(arguments: ReadArguments, token: str | None) -> Read:
 
 
 def _open_dataset(
-    target: str | DataUri, ticket: bytes | str | None, token: str | None, arguments: ReadArguments
+    target: str | DataUri,
+    ticket: bytes | str | None,
+    token: TokenSource | None,
+    arguments: ReadArguments,
 ) -> DatasetStream:
     """Connect to a control plane, and open a dataset with a client of its own or a kept one."""
     from .connect import connect
@@ -207,11 +218,13 @@ def _open_dataset(
 
 
 def _open_url(
-    target: str | DataUri, ticket: bytes | str | None, token: str | None, arguments: ReadArguments
+    target: str | DataUri,
+    ticket: bytes | str | None,
+    token: TokenSource | None,
+    arguments: ReadArguments,
 ) -> DatasetStream:
     """Open a dataset over HTTP."""
     from .dataset.url import open_url
-    from .rpc.channel import check_token
 
     for name in ("sql", "shards"):
         if arguments.get(name) is not None:
@@ -222,7 +235,7 @@ def _open_url(
         raise UsageError(f"transport is {read.plan.transport!r}, and {uri.address} is over HTTP")
     if read.request.format == "vortex":
         raise UsageError("HTTP carries the format 'arrow'; leave format out, or use another URI")
-    stream = open_url(uri, None if token is None else check_token(token), read)
+    stream = open_url(uri, token, read)
     return wrap_for_device(stream, read.memory)
 
 

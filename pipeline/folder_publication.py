@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..client.cluster.publication import ClusterPublishResult, ShardProgress, publish_shards
+from ..client.tokens import Token, TokenFile
 from ..errors import DatasetError
 from ..protocol.uri import DataUri
 from ..publication.manifest import Manifest, ShardEntry
@@ -32,7 +33,8 @@ def publish_folder(
     snapshot: str | None = None,
     mode: str = "overwrite",
     properties: Mapping[str, str] | None = None,
-    token: str | None = None,
+    token: Token | None = None,
+    token_file: TokenFile = None,
     tls: TlsOptions | None = None,
     parallel: int = 4,
     progress: ShardProgress | None = None,
@@ -64,8 +66,8 @@ def publish_folder(
     properties : mapping of str to str, optional
         Properties to store in the manifests. The default for a published dataset is the
         properties of the version.
-    token : str, optional
-        The token that authenticates the caller at every daemon.
+    token, token_file
+        The token that authenticates the caller at every daemon; see `splitarrow.connect`.
     tls : TlsOptions, optional
         The TLS settings; None takes them from the environment.
     parallel : int
@@ -89,6 +91,7 @@ def publish_folder(
         "replicas": replicas,
         "mode": mode,
         "token": token,
+        "token_file": token_file,
         "tls": tls,
         "parallel": parallel,
         "progress": progress,

@@ -9,12 +9,15 @@ from difflib import get_close_matches
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from ..client.tokens import TokenSource, parse_token
 from ..errors import UsageError
 from ..formats.text import parse_size
 from ..transport.tls_options import TlsOptions
 
 TOKEN_VARIABLE = "SPLITARROW_TOKEN"
 """The environment variable that the option ``token`` defaults to."""
+TOKEN_FILE_VARIABLE = "SPLITARROW_CLIENT_TOKEN_FILE"
+"""The environment variable that the option ``token_file`` defaults to."""
 TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
@@ -140,9 +143,13 @@ class SparkOptions:
         found = {name: parsers[type(default)](name) for name, default in defaults.items()}
         return {name: defaults[name] if found[name] is None else found[name] for name in found}
 
-    def token(self) -> str | None:
-        """Return the token: the option, or else the environment variable, or else None."""
-        return self.text("token") or os.environ.get(TOKEN_VARIABLE) or None
+    def token(self) -> TokenSource | None:
+        """Return the token: of the options, or else of the environment, or else None."""
+        token, path = self.text("token"), self.text("token_file")
+        if token is None and path is None:
+            token = os.environ.get(TOKEN_VARIABLE) or None
+            path = None if token else os.environ.get(TOKEN_FILE_VARIABLE) or None
+        return parse_token(token, path)
 
     def tls(self) -> TlsOptions | None:
         """Return the TLS options, or None if none of them is set."""

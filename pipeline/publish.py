@@ -29,6 +29,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
 from ..client.cluster.publication import ShardProgress
+from ..client.tokens import Token, TokenFile
 from ..errors import DatasetError, UsageError
 from ..publication.layout import format_data_folder
 from ..publication.table_formats import find_format, list_parents, refuse_table
@@ -274,8 +275,10 @@ class PublishJob:
     nothing. None generates one."""
     replicas: int = 1
     """The number of daemons that store each shard."""
-    token: str | None = field(default=None, repr=False)
-    """The token that authenticates the publisher at the daemons."""
+    token: Token | None = field(default=None, repr=False)
+    """The token that authenticates the publisher at the daemons, or a function that returns it."""
+    token_file: TokenFile = None
+    """A file with the token, in place of `token`."""
     tls: TlsOptions | None = None
     """The TLS settings for daemons at ``grpc+tls://``; None takes them from the environment."""
     staging: str | None = None
@@ -485,6 +488,7 @@ def publish_to_daemons(
             replicas=job.replicas,
             mode=job.mode,
             token=job.token,
+            token_file=job.token_file,
             tls=job.tls,
             progress=_count_uploads(name, location, job.replicas, progress),
         )

@@ -18,6 +18,7 @@ from ..client.arguments import Read, ReadArguments
 from ..client.connect import AnyClient, connect
 from ..client.dataset.requests import check_complete
 from ..client.rpc.info import DatasetInfo
+from ..client.tokens import Token
 from ..errors import UsageError
 from ..filters import decode_filter, encode_filter
 from ..formats.nested_fields import select_schema
@@ -56,6 +57,7 @@ READ_OPTIONS = (
     "filter",
     *READ_ARGUMENTS,
     "token",
+    "token_file",
     *TLS_OPTIONS,
     "path",
     "reader",
@@ -105,7 +107,7 @@ class RemoteDataset:
     """The URI of the control plane, or several URIs separated by commas."""
     name: str
     """The name of the dataset."""
-    token: str | None = field(default=None, repr=False)
+    token: Token | None = field(default=None, repr=False)
     """The token that authenticates the reader; None sends no token."""
     tls: TlsOptions | None = None
     """The TLS settings; None takes them from the environment."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ..client.tokens import Token, TokenFile, parse_token
 from ..client.uris import parse_control_uris
 from ..errors import UsageError
 from ..transport.registry import list_schemes
@@ -142,7 +143,7 @@ class StreamDataset(StepDataset):
         Where to move the tensors. It needs a loader without workers.
     version : str, optional
         The version of the dataset. `None` takes the current one. It does not change afterwards.
-    token, tls
+    token, token_file, tls
         As in `splitarrow.connect`.
     transport : str
         As in `Client.read`.
@@ -201,7 +202,8 @@ class StreamDataset(StepDataset):
         collate: Callable[[dict[str, Any]], Any] | None = None,
         device: Any = None,
         version: str | None = None,
-        token: str | None = None,
+        token: Token | None = None,
+        token_file: TokenFile = None,
         tls: TlsOptions | None = None,
         transport: str = "auto",
         prefetch_blocks: int = 2,
@@ -219,7 +221,7 @@ class StreamDataset(StepDataset):
             raise UsageError(f"threads is {threads}; expected 0 or more")
         rank, world_size = find_rank(rank, world_size)
         self._division = Division(world_size, batch_rows, interleave, even)
-        self._servers = Servers(tuple(parse_control_uris(uri)), token, tls)
+        self._servers = Servers(tuple(parse_control_uris(uri)), parse_token(token, token_file), tls)
         super().__init__(
             BatchOptions(
                 rank,

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ..client.connect import AnyClient
 from ..client.dataset.endpoints import TRANSIENT, draw_pause
+from ..client.tokens import Token, TokenFile, parse_token
 from ..client.uris import parse_control_uris
 from ..errors import DatasetError, UsageError
 from ..protocol.request import MAX_BATCH_RANGES, Span
@@ -195,7 +196,7 @@ class MapDataset(_MapDatasetBase):
         many rows to convert.
     collate : callable, optional
         Receives each dict, of a row or of a batch, and returns what is delivered in its place.
-    token, tls
+    token, token_file, tls
         As in `splitarrow.connect`.
     transport : str
         As in `Client.read`.
@@ -225,14 +226,15 @@ class MapDataset(_MapDatasetBase):
         decode: Decode | None = None,
         transform: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
         collate: Callable[[dict[str, Any]], Any] | None = None,
-        token: str | None = None,
+        token: Token | None = None,
+        token_file: TokenFile = None,
         tls: TlsOptions | None = None,
         transport: str = "auto",
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         if cache_bytes < 0:
             raise UsageError(f"cache_bytes is {cache_bytes}; expected 0 or more")
-        self._servers = Servers(tuple(parse_control_uris(uri)), token, tls)
+        self._servers = Servers(tuple(parse_control_uris(uri)), parse_token(token, token_file), tls)
         self._tensor_options = TensorOptions(on_null, strings, decode)
         self._transform = transform
         self._collate = collate

@@ -24,6 +24,7 @@ import pyarrow as pa
 from ..client.connect import AnyClient, connect
 from ..client.dataset.client import Client
 from ..client.kept_clients import KEPT_CLIENTS
+from ..client.tokens import TokenSource
 from ..errors import ConnectionLostError, DatasetError, SplitArrowError, UsageError
 from ..formats.arrow.numpy_arrays import prevent_pandas_import
 from ..formats.nested_fields import select_schema
@@ -46,7 +47,7 @@ class Servers:
 
     uris: tuple[DataUri, ...]
     """The control planes."""
-    token: str | None
+    token: TokenSource | None
     """The bearer token."""
     tls: TlsOptions | None
     """Certificates for TLS. None reads the variables of the environment."""

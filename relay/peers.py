@@ -20,6 +20,7 @@ from typing import Any
 from ..client.cluster.publication import choose_nodes
 from ..client.dataset.client import Client
 from ..client.failures import FailureMemory
+from ..client.tokens import Token
 from ..errors import ConnectError, DatasetError, RemoteError, SplitArrowError
 from ..protocol.request import FILE, MAX_COUNT
 from ..protocol.uri import DataUri
@@ -86,7 +87,7 @@ class Peers:
     """
 
     def __init__(
-        self, uris: Sequence[DataUri], token: str | None, describe: Callable[[], RelayDescription]
+        self, uris: Sequence[DataUri], token: Token | None, describe: Callable[[], RelayDescription]
     ) -> None:
         self._describe = describe
         self._peers = [

@@ -20,6 +20,7 @@ from anyio import to_thread
 
 from ..client.dataset.client import Client
 from ..client.rpc.info import DatasetInfo
+from ..client.tokens import Token
 from ..client.uris import is_this_host
 from ..errors import (
     ConfigError,
@@ -66,7 +67,7 @@ class RelayOptions:
     """The control planes of the upstream."""
     cache: Path
     """The folder of the cache."""
-    token: str | None = None
+    token: Token | None = None
     """The token of the relay at the upstream."""
     offline: Offline = "allow"
     """Whether to serve what the cache has while no upstream can be reached."""

@@ -64,7 +64,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"loader", "spark"},
     ],
     "client": [
-        {"failures", "uris"},
+        {"failures", "tokens", "uris"},
         {"arguments"},
         {"stream"},
         {"http", "rpc"},

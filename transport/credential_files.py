@@ -63,6 +63,10 @@ class Reloadable(Generic[T]):
                     self._check()
         return self._value
 
+    def check_now(self) -> None:
+        """Check the files at the next use, even if that was done just now."""
+        self._generation = -1
+
     def _is_due(self) -> bool:
         is_old = self._clock() - self._checked >= _CHECK_SECONDS
         return is_old or self._generation != _generation

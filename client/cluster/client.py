@@ -47,6 +47,7 @@ from ..dataset.requests import (
 from ..failures import FailureMemory
 from ..rpc.errors import restate_error
 from ..rpc.info import DatasetInfo
+from ..tokens import Token, TokenFile, TokenSource, parse_token
 from ..uris import is_this_host
 from .info import (
     DaemonInfo,
@@ -74,7 +75,7 @@ class DaemonConnection:
     """
 
     def __init__(
-        self, uri: DataUri, token: str | None, **options: Unpack[ConnectArguments]
+        self, uri: DataUri, token: TokenSource | None, **options: Unpack[ConnectArguments]
     ) -> None:
         self.address = uri.address
         """The control plane, as scheme, host and port."""
@@ -262,7 +263,7 @@ class ClusterClient(BaseClient):
     ----------
     uris : sequence of DataUri
         The control planes.
-    token, tls, connect_timeout, timeout
+    token, token_file, tls, connect_timeout, timeout
         See `splitarrow.connect`. All daemons get the same token.
 
     Raises
@@ -287,16 +288,18 @@ class ClusterClient(BaseClient):
     def __init__(
         self,
         uris: Sequence[DataUri],
-        token: str | None = None,
+        token: Token | None = None,
         *,
+        token_file: TokenFile = None,
         tls: TlsOptions | None = None,
         connect_timeout: float = 10.0,
         timeout: float = 30.0,
     ) -> None:
         options = ConnectArguments(tls=tls, connect_timeout=connect_timeout, timeout=timeout)
         self._descriptions = Descriptions[MergedDataset]()
-        self._copy = partial(type(self), uris, token, **options)
-        self._pool = DaemonPool([DaemonConnection(uri, token, **options) for uri in uris])
+        source = parse_token(token, token_file)
+        self._copy = partial(type(self), uris, source, **options)
+        self._pool = DaemonPool([DaemonConnection(uri, source, **options) for uri in uris])
         try:
             self._pool.call_all(lambda client: None)
             if len(self.absent) == len(self._pool.connections):

@@ -32,6 +32,7 @@ from ..dataset.requests import check_name
 from ..rpc.errors import restate_error
 from ..rpc.info import DatasetInfo, PublishResult, ShardUploadResult
 from ..rpc.upload import MODES, open_shard
+from ..tokens import Token, TokenFile, parse_token
 from ..uris import parse_control_uris
 
 
@@ -157,7 +158,8 @@ def publish_shards(
     mode: str = "overwrite",
     schema: pa.Schema | None = None,
     properties: Mapping[str, str] | None = None,
-    token: str | None = None,
+    token: Token | None = None,
+    token_file: TokenFile = None,
     tls: TlsOptions | None = None,
     connect_timeout: float = 10.0,
     timeout: float = 120.0,
@@ -195,8 +197,8 @@ def publish_shards(
         The schema of the dataset. The default is that of the first shard.
     properties : mapping of str to str, optional
         Further entries for the manifests.
-    token : str, optional
-        The bearer token, for all daemons.
+    token, token_file
+        The bearer token, for all daemons; see `splitarrow.connect`.
     tls : TlsOptions, optional
         Certificates for TLS. `None` reads the ``SPLITARROW_TLS_*`` variables.
     connect_timeout : float
@@ -231,13 +233,16 @@ def publish_shards(
     for option, value in (("parallel", parallel), ("attempts", attempts)):
         if value < 1:
             raise UsageError(f"{option} is {value}; expected 1 or more")
-    nodes = [uri.address for uri in parse_control_uris(uris)]
+    nodes, source = (
+        [uri.address for uri in parse_control_uris(uris)],
+        parse_token(token, token_file),
+    )
     job = job or (hash_files(name, shards) if mode == "append" else uuid.uuid4().hex)
     snapshot = snapshot or job
     with ExitStack() as stack:
         clients = {
             node: stack.enter_context(
-                Client(node, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
+                Client(node, source, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
             )
             for node in nodes
         }

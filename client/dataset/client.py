@@ -46,6 +46,7 @@ from ..rpc.upload import (
 from ..stream.device_stream import wrap_for_device
 from ..stream.format_choice import FormatChoice, choose_for_dataset
 from ..stream.tracing import trace_plan, trace_read
+from ..tokens import Token, TokenFile, TokenSource, parse_token
 from ..uris import is_this_host, parse_control_uri
 from .requests import (
     Descriptions,
@@ -72,6 +73,7 @@ CallForShards = Callable[[FlightChannel, Request, float], dict[int, T]]
 class ConnectArguments(TypedDict, total=False):
     """The arguments of a connection by keyword; see `splitarrow.connect`."""
 
+    token_file: TokenFile
     tls: TlsOptions | None
     connect_timeout: float
     timeout: float
@@ -509,7 +511,7 @@ class Client(BaseClient):
     ----------
     uri : str or DataUri
         The control plane: ``grpc://host:port`` or ``grpc+tls://host:port``.
-    token, tls, connect_timeout, timeout
+    token, token_file, tls, connect_timeout, timeout
         See `splitarrow.connect`.
     check : bool
         Whether to wait until the server has accepted the token.
@@ -532,8 +534,9 @@ class Client(BaseClient):
     def __init__(
         self,
         uri: str | DataUri,
-        token: str | None = None,
+        token: Token | None = None,
         *,
+        token_file: TokenFile = None,
         tls: TlsOptions | None = None,
         connect_timeout: float = 10.0,
         timeout: float = 30.0,
@@ -543,10 +546,11 @@ class Client(BaseClient):
             if seconds <= 0:
                 raise UsageError(f"{name} is {seconds:g}; expected more than 0")
         self._descriptions = Descriptions[DatasetInfo]()
+        source = parse_token(token, token_file)
         self._copy = partial(
-            type(self), uri, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout
+            type(self), uri, source, tls=tls, connect_timeout=connect_timeout, timeout=timeout
         )
-        self.channel = _open_channel(parse_control_uri(uri), token, tls, timeout, connect_timeout)
+        self.channel = _open_channel(parse_control_uri(uri), source, tls, timeout, connect_timeout)
         """The gRPC channel to the control plane."""
         try:
             if check:
@@ -937,7 +941,7 @@ class Client(BaseClient):
 
 def _open_channel(
     uri: DataUri,
-    token: str | None,
+    token: TokenSource | None,
     tls: TlsOptions | None,
     timeout: float,
     connect_timeout: float,

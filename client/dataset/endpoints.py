@@ -36,7 +36,7 @@ from ...protocol.uri import DataUri
 from ...transport.registry import find_transport, list_schemes
 from ..arguments import AUTO, ReadPlan, StreamOptions
 from ..failures import FailureMemory
-from ..http.download import HttpServer, HttpStream
+from ..http.download import HttpServer, HttpStream, open_with_token
 from ..rpc.channel import FlightChannel, limit_calls
 from ..rpc.download import TRANSPORT as DO_GET
 from ..rpc.download import FlightStream
@@ -320,16 +320,17 @@ def _open_url(
 
     Only a daemon gets the token, and not unencrypted if the channel is encrypted.
     """
-    bare, token, request = url.partition("?")[0], channel.token, None
+    bare, request = url.partition("?")[0], None
     if DATASETS_PATH not in bare:
         return HttpStream(url, name, options)
-    if token and channel.uri.scheme == "grpc+tls" and url.lower().startswith("http:"):
+    is_plain = channel.uri.scheme == "grpc+tls" and url.lower().startswith("http:")
+    if is_plain and channel.current_token():
         raise ConnectError(f"{bare} would transmit the token unencrypted", stream=name)
     if not endpoint.ticket.startswith(SIGNED_PREFIX):
         request = Request.parse(endpoint.ticket)
         if request.current or request.format == FILE:
             raise ConnectError(f"{bare} cannot deliver this kind of request", stream=name)
-    return HttpStream(bare if request else url, name, options, token=token, request=request)
+    return open_with_token(channel, bare if request else url, name, options, request)
 
 
 _Item = TypeVar("_Item")

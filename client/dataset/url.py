@@ -11,14 +11,15 @@ from ...protocol.request import Request
 from ...protocol.uri import DataUri
 from ...transport.tls_options import check_tls
 from ..arguments import Read
-from ..http.download import HttpServer, HttpStream
+from ..http.download import HttpServer, open_with_token
 from ..rpc.info import DatasetInfo, Endpoint
 from ..stream.tracing import trace_read
+from ..tokens import TokenSource
 from .dataset import DatasetStream
 from .endpoints import Replica, ResumableEndpoint
 
 
-def open_url(uri: DataUri, token: str | None, read: Read) -> DatasetStream:
+def open_url(uri: DataUri, token: TokenSource | None, read: Read) -> DatasetStream:
     """Open a dataset of the server at a URI; raises as `splitarrow.open` does.
 
     The version that the first response states lets the read resume.
@@ -40,7 +41,7 @@ def open_url(uri: DataUri, token: str | None, read: Read) -> DatasetStream:
             # A filter may use any column.
             whole = Request(name, version=request.version, limit=0)
             preparation = options.for_preparation()
-            with closing(HttpStream(url, name, preparation, token=token, request=whole)) as stream:
+            with closing(open_with_token(server, url, name, preparation, whole)) as stream:
                 request = replace(request, filter=encode_filter(read.filter, stream.schema))
         (endpoint,) = describe(request).endpoints
         replica = Replica(server, describe, request, request.version or "", None, endpoint)

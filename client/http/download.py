@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow as pa
 from ...errors import (
     ClosedError,
     ConnectError,
+    DeniedError,
     LimitError,
     ProtocolError,
     SplitArrowError,
@@ -32,6 +33,7 @@ from ..failures import FailureMemory
 from ..stream.batch_stream import refuse_arrays, refuse_tensors
 from ..stream.decoders import ARROW, Decoder, KeepingDecoder, open_decoder
 from ..stream.tracing import TRACING_API, StreamTrace, activate
+from ..tokens import Token, parse_token, renew_token
 from .exchange import Exchange
 
 
@@ -41,8 +43,8 @@ class HttpServer:
 
     uri: DataUri
     """The server, with the path in front of ``/v1``."""
-    token: str | None = field(default=None, repr=False)
-    """The bearer token."""
+    token: Token | None = field(default=None, repr=False)
+    """The bearer token, or its source."""
     tls: TlsOptions | None = None
     """Certificates for the connections."""
     failed_locations: FailureMemory = field(default_factory=FailureMemory, repr=False)
@@ -52,6 +54,15 @@ class HttpServer:
     def address(self) -> str:
         """The server, as scheme, host and port."""
         return self.uri.address
+
+    def current_token(self) -> str | None:
+        """Return the token to send; None if there is none."""
+        source = parse_token(self.token)
+        return None if source is None else source.current()
+
+    def renew_token(self, refused: str | None, error: DeniedError) -> str:
+        """Return another token than one that the server has refused; raise its error without."""
+        return renew_token(parse_token(self.token), refused, error)
 
     def locate(self, dataset: str) -> str:
         """Return the URL of a dataset."""
@@ -74,6 +85,30 @@ def encode_request(request: Request) -> bytes:
     if "filter" in values:
         values["substrait"] = values.pop("filter")
     return json.dumps(values, ensure_ascii=False).encode()
+
+
+class TokenHolder(Protocol):
+    """What has the token for a server."""
+
+    def current_token(self) -> str | None:
+        """Return the token to send; None if there is none."""
+        ...
+
+    def renew_token(self, refused: str | None, error: DeniedError) -> str:
+        """Return another token than one that the server has refused; raise its error without."""
+        ...
+
+
+def open_with_token(
+    holder: TokenHolder, url: str, name: str, options: StreamOptions, request: Request | None
+) -> HttpStream:
+    """Open a stream; once more if the server refuses the token and there is another one."""
+    token = holder.current_token()
+    try:
+        return HttpStream(url, name, options, token=token, request=request)
+    except DeniedError as error:
+        renewed = holder.renew_token(token, error)
+    return HttpStream(url, name, options, token=renewed, request=request)
 
 
 class HttpStream:

@@ -15,6 +15,7 @@ from ...errors import (
     ClosedError,
     ConnectError,
     ConnectionLostError,
+    DeniedError,
     LimitError,
     SplitArrowError,
     StallError,
@@ -27,6 +28,7 @@ from ...transport.grpc_usage import GRPC_USAGE
 from ...transport.tls_options import TlsOptions, check_tls
 from ..failures import FailureMemory
 from ..stream.tracing import current_context
+from ..tokens import Token, parse_token, renew_token
 from .errors import NO_RESPONSE, convert_grpc_error, explain_listener
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"
@@ -85,16 +87,6 @@ class DatasetHold:
             self._call.cancel()
 
 
-def check_token(token: str) -> str:
-    """Return a token without the white space around it; raise `UsageError` without quoting it."""
-    token = token.strip()  # that of a file ends with a newline
-    if "\n" in token or "\r" in token:
-        raise UsageError("the token has a newline in the middle; give one token, on one line")
-    if not (token and token.isascii() and token.isprintable()):
-        raise UsageError("the token must be printable ASCII")
-    return token
-
-
 def _pause_before_repeat(failure: SplitArrowError, left: float, repeats: int) -> float:
     """Pause, and return the seconds left to repeat a call; raise its error if it must not be."""
     left -= _REPEAT_PAUSE_SECONDS
@@ -109,17 +101,19 @@ class FlightChannel:
 
     Errors and representations never contain the token. The timeout is for calls that transfer no
     data, and `connect_timeout` for each attempt to connect, in seconds.
+
+    Each call sends the current token of its source. If the server refuses it, before it does
+    anything else, and the source then has another one, the call is repeated once.
     """
 
     def __init__(
         self,
         uri: DataUri,
-        token: str | None,
+        token: Token | None,
         tls: TlsOptions | None,
         timeout: float,
         connect_timeout: float = 10.0,
     ) -> None:
-        token = None if token is None else check_token(token)
         check_tls(tls)
         self.uri = uri
         """The control plane."""
@@ -131,19 +125,14 @@ class FlightChannel:
         """The locations that could not be reached."""
         self.plans_by_do_get = True
         """Whether the server may send data with its plan. False once it has not."""
-        self._token = token
+        self._token = parse_token(token)
+        self._sent: tuple[str, ...] = ()
+        """The last tokens that were sent, which no error quotes."""
         self._timeout = timeout
         self._connect_timeout = connect_timeout
         self._metadata = [("splitarrow-host", uri.host)] if uri.host.isascii() else []
-        if self._token is not None:
-            self._metadata.append(("authorization", f"Bearer {self._token}"))
         self._closed = False
         self._open()
-
-    @property
-    def token(self) -> str | None:
-        """The bearer token; None without one."""
-        return self._token
 
     def _open(self) -> None:
         GRPC_USAGE.add(self)
@@ -162,16 +151,32 @@ class FlightChannel:
 
         If the connection is lost, the call is repeated over a new one, within its time limit.
         """
+        token = self.current_token()
+        try:
+            return self.send_unary(token, method, message, dataset, timeout, repeats)
+        except DeniedError as error:
+            renewed = self.renew_token(token, error)
+        return self.send_unary(renewed, method, message, dataset, timeout, repeats)
+
+    def send_unary(
+        self,
+        token: str | None,
+        method: str,
+        message: bytes,
+        dataset: str | None,
+        timeout: float | None,
+        repeats: int,
+    ) -> bytes:
+        """Call a method with a token; see `call_unary`."""
         call = self._channel.unary_unary(_SERVICE + method)
         limit, started = self.call_limit(timeout), time.monotonic()
         try:
-            return cast(bytes, call(message, timeout=limit, **self._call_options()))
+            return cast(bytes, call(message, timeout=limit, **self._call_options(token)))
         except grpc.RpcError as error:
             seconds = time.monotonic() - started
             failure = self.convert_error(error, dataset, method=method, seconds=seconds)
         left = _pause_before_repeat(failure, limit - seconds, repeats)
-        repeats -= 1
-        return self.call_unary(method, message, dataset=dataset, timeout=left, repeats=repeats)
+        return self.send_unary(token, method, message, dataset, left, repeats - 1)
 
     def call_stream(
         self,
@@ -189,10 +194,36 @@ class FlightChannel:
         An action may change something, so it is not repeated. With `wait`, the call waits for a
         connection while attempts fail. Raises `LimitError` if the responses do not end.
         """
+        token = self.current_token()
+        arguments = method, message, dataset, timeout, repeats, wait, max_bytes
+        has_begun = False
+        try:
+            for response in self.send_stream(token, *arguments):
+                has_begun = True
+                yield response
+            return
+        except DeniedError as error:
+            if has_begun:
+                raise
+            renewed = self.renew_token(token, error)
+        yield from self.send_stream(renewed, *arguments)
+
+    def send_stream(
+        self,
+        token: str | None,
+        method: str,
+        message: bytes,
+        dataset: str | None,
+        timeout: float | None,
+        repeats: int,
+        wait: bool,
+        max_bytes: int,
+    ) -> Iterator[bytes]:
+        """Call a method with a token; see `call_stream`."""
         call = self._channel.unary_stream(_SERVICE + method)
         limit, started = self.call_limit(timeout), time.monotonic()
         repeats = 0 if method == "DoAction" else repeats
-        options = self._call_options() | ({"wait_for_ready": True} if wait else {})
+        options = self._call_options(token) | ({"wait_for_ready": True} if wait else {})
         try:
             responses: Any = call(message, timeout=limit, **options)
             nbytes = 0
@@ -210,9 +241,8 @@ class FlightChannel:
             seconds = time.monotonic() - started
             failure = self.convert_error(error, dataset, method=method, seconds=seconds)
         left = _pause_before_repeat(failure, limit - seconds, repeats)
-        repeats -= 1
-        yield from self.call_stream(
-            method, message, dataset=dataset, timeout=left, repeats=repeats, wait=wait
+        yield from self.send_stream(
+            token, method, message, dataset, left, repeats - 1, wait, max_bytes
         )
 
     def do_get(
@@ -223,7 +253,7 @@ class FlightChannel:
         A server that has nothing to send for `keep_alive_seconds` sends a keep-alive. `plan`: the
         value of `PLAN_HEADER`.
         """
-        options = self._call_options()
+        options = self._call_options(self.current_token())
         if plan is not None:
             options["metadata"] = [*options["metadata"], (PLAN_HEADER, plan)]
         if keep_alive_seconds is not None:
@@ -233,7 +263,7 @@ class FlightChannel:
 
     def do_put(self, messages: Iterator[bytes]) -> Any:
         """Start DoPut and return the gRPC call, an iterator of serialized PutResults."""
-        options = self._call_options()
+        options = self._call_options(self.current_token())
         return self._channel.stream_stream(_SERVICE + "DoPut")(messages, **options)
 
     def hold_dataset(self, name: str) -> DatasetHold:
@@ -241,9 +271,13 @@ class FlightChannel:
 
         A server that does not know the action ignores it.
         """
+        return self.send_hold(self.current_token(), name)
+
+    def send_hold(self, token: str | None, name: str) -> DatasetHold:
+        """Hold a dataset with a token; see `hold_dataset`."""
         message = flight.Action(type="hold", body=name.encode()).SerializeToString()
         call = self._channel.unary_stream(_SERVICE + "DoAction")
-        return DatasetHold(call(message, **self._call_options()))
+        return DatasetHold(call(message, **self._call_options(token)))
 
     def check_connection(self, timeout: float) -> None:
         """Wait, at most so many seconds, until the server has responded and accepted the token.
@@ -286,7 +320,7 @@ class FlightChannel:
             error,
             self.address,
             dataset=dataset,
-            secret=self._token,
+            secrets=self._sent,
             closed=closed or self._closed,
             phase=_PHASES.get(method, method),
             seconds=seconds,
@@ -301,12 +335,30 @@ class FlightChannel:
         if self._closed:
             raise ClosedError(f"the client of {self.address} is closed")
 
-    def _call_options(self) -> dict[str, Any]:
+    def current_token(self) -> str | None:
+        """Return the token to send; None if there is none."""
+        return None if self._token is None else self._token.current()
+
+    def reject_token(self) -> None:
+        """Record that the server refused the last token, so that later calls send another one."""
+        if self._token is not None and self._sent:
+            self._token.reject(self._sent[-1])
+
+    def renew_token(self, refused: str | None, error: DeniedError) -> str:
+        """Return another token than one that the server has refused; raise its error without."""
+        return renew_token(self._token, refused, error)
+
+    def _call_options(self, token: str | None) -> dict[str, Any]:
         self._check_open()
         GRPC_USAGE.check_process()
+        metadata = self._metadata.copy()
+        if token is not None:
+            if token not in self._sent:
+                self._sent = (*self._sent[-1:], token)
+            metadata.append(("authorization", f"Bearer {token}"))
         context = current_context()
         headers = [] if context is None else context.headers()
-        return {"metadata": [*self._metadata, *headers]}
+        return {"metadata": [*metadata, *headers]}
 
     def close(self) -> None:
         """Cancel all calls and close the channel. Idempotent."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 from ...errors import (
     ClosedError,
     ConnectError,
+    DeniedError,
     ProtocolError,
     RemoteError,
     SplitArrowError,
@@ -73,6 +74,8 @@ def plan_read(
             spent = f" (planning, {seconds:.1f} s)"
             raise no_response_error(channel.address, spent, name) from None
         failure = channel.convert_error(error, name, method="GetFlightInfo", seconds=seconds)
+        if isinstance(failure, DeniedError) and failure.code == "UNAUTHENTICATED":
+            return None  # to request a description renews the token, or raises the error
         trailers: Any = call.trailing_metadata() or ()
         if isinstance(failure, ConnectError) or any(key == PLAN_HEADER for key, _ in trailers):
             raise failure from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import (
@@ -215,12 +216,12 @@ def convert_grpc_error(
     address: str,
     *,
     dataset: str | None = None,
-    secret: str | None = None,
+    secrets: Sequence[str] = (),
     closed: bool = False,
     phase: str = "",
     seconds: float = 0.0,
 ) -> SplitArrowError:
-    """Return the splitarrow exception for a failed call, without the secret in its message.
+    """Return the splitarrow exception for a failed call, without the secrets in its message.
 
     If the call took long, the message names the phase of the read and the seconds.
     """
@@ -228,7 +229,7 @@ def convert_grpc_error(
     status: str = call.code().name if hasattr(call, "code") else "UNKNOWN"
     details = str(call.details() or "") if hasattr(call, "details") else ""
     spent = f" ({phase}, {seconds:.1f} s)" if phase and seconds >= 1 else ""
-    if secret:
+    for secret in secrets:
         details = details.replace(secret, "…")
     if closed:
         return ClosedError("the stream was cancelled", stream=dataset)
@@ -250,9 +251,15 @@ def convert_grpc_error(
                 f"the connection to {address} was lost{spent}: {reason}", stream=dataset
             )
     if status == "UNAUTHENTICATED" and "token" in details:
-        hint = "pass a token" if secret is None else "check the token"
-        details = f"{details}; {hint}: token=, or for commands SPLITARROW_TOKEN"
+        details = f"{details}; {_hint_token(details, has_sent=bool(secrets))}"
     return remote_error(status, details or f"{address} failed with {status}", stream=dataset)
+
+
+def _hint_token(details: str, *, has_sent: bool) -> str:
+    if has_sent and "expired" in details:
+        return "to renew it: token_file=, or for commands --token-file"
+    action = "check the token" if has_sent else "pass a token"
+    return f"{action}: token=, or for commands SPLITARROW_TOKEN"
 
 
 def no_response_error(address: str, spent: str, dataset: str | None) -> StallError:

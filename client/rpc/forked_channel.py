@@ -20,7 +20,7 @@ from typing import Any
 
 from ...errors import ConnectError, ConnectionLostError
 from ...formats.arrow.numpy_arrays import prevent_pandas_import
-from .channel import MAX_ANSWER_BYTES, REPEATS, DatasetHold, FlightChannel
+from .channel import DatasetHold, FlightChannel
 
 _PROGRAM = """
 import pickle, sys
@@ -34,9 +34,9 @@ _READY = b"\n"
 class _CallingChannel(FlightChannel):
     """A channel in the process that makes the calls."""
 
-    def collect(self, *arguments: Any, **options: Any) -> list[bytes]:
-        """Return the responses of `call_stream`."""
-        return list(self.call_stream(*arguments, **options))
+    def collect(self, *arguments: Any) -> list[bytes]:
+        """Return the responses of `send_stream`."""
+        return list(self.send_stream(*arguments))
 
 
 class _Calls(BaseManager):
@@ -46,8 +46,8 @@ class _Calls(BaseManager):
 _Calls.register(
     "open_channel",
     _CallingChannel,
-    exposed=["call_unary", "collect", "hold_dataset", "close"],
-    method_to_typeid={"hold_dataset": "hold"},
+    exposed=["send_unary", "collect", "send_hold", "close"],
+    method_to_typeid={"send_hold": "hold"},
 )
 _Calls.register("hold", DatasetHold, exposed=["release"], create_method=False)
 
@@ -101,52 +101,52 @@ class ForkedChannel(FlightChannel):
     def _open(self) -> None:
         self.plans_by_do_get = False
         calls = _find_calls()
-        options = self._token, self.tls, self._timeout, self._connect_timeout
+        # Each call has its token: the source may not work in another process.
+        options = None, self.tls, self._timeout, self._connect_timeout
         self._calls = self._run(calls.open_channel, self.uri, *options)
 
-    def _run(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return function(*arguments, **options)
+            return function(*arguments)
         except (EOFError, OSError) as error:
             raise ConnectionLostError(
                 f"the process that calls {self.address} has ended: {error}"
             ) from None
 
-    def call_unary(
+    def send_unary(
         self,
+        token: str | None,
         method: str,
         message: bytes,
-        *,
-        dataset: str | None = None,
-        timeout: float | None = None,
-        repeats: int = REPEATS,
+        dataset: str | None,
+        timeout: float | None,
+        repeats: int,
     ) -> bytes:
         """Call a method that has one response; see `FlightChannel.call_unary`."""
         self._check_open()
-        options = {"dataset": dataset, "timeout": self.call_limit(timeout), "repeats": repeats}
-        return self._run(self._calls.call_unary, method, message, **options)
+        limit = self.call_limit(timeout)
+        return self._run(self._calls.send_unary, token, method, message, dataset, limit, repeats)
 
-    def call_stream(
+    def send_stream(
         self,
+        token: str | None,
         method: str,
         message: bytes,
-        *,
-        dataset: str | None = None,
-        timeout: float | None = None,
-        repeats: int = REPEATS,
-        wait: bool = False,
-        max_bytes: int = MAX_ANSWER_BYTES,
+        dataset: str | None,
+        timeout: float | None,
+        repeats: int,
+        wait: bool,
+        max_bytes: int,
     ) -> Iterator[bytes]:
         """Call a method that streams its responses; see `FlightChannel.call_stream`."""
         self._check_open()
-        options = {"dataset": dataset, "timeout": self.call_limit(timeout), "repeats": repeats}
-        further = {"wait": wait, "max_bytes": max_bytes}
-        yield from self._run(self._calls.collect, method, message, **options, **further)
+        limits = self.call_limit(timeout), repeats, wait, max_bytes
+        yield from self._run(self._calls.collect, token, method, message, dataset, *limits)
 
-    def hold_dataset(self, name: str) -> Any:
+    def send_hold(self, token: str | None, name: str) -> Any:
         """Hold a dataset; see `FlightChannel.hold_dataset`."""
         self._check_open()
-        return self._run(self._calls.hold_dataset, name)
+        return self._run(self._calls.send_hold, token, name)
 
     def close(self) -> None:
         """Close the channel. Idempotent."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import grpc
 import pyarrow as pa
 
-from ...errors import DatasetError, UsageError
+from ...errors import DatasetError, DeniedError, UsageError
 from ...formats.arrow.message import read_batch_header
 from ...formats.flight_data import pack_flight_data
 from ...proto import Flight_pb2 as flight
@@ -115,7 +115,10 @@ def upload_batches(
     except grpc.RpcError as error:
         if failures:
             raise failures[0] from None
-        raise channel.convert_error(error, name) from None
+        failure = channel.convert_error(error, name)
+        if isinstance(failure, DeniedError) and failure.code == "UNAUTHENTICATED":
+            channel.reject_token()  # the data cannot be sent again, but the next upload can succeed
+        raise failure from None
     except BaseException:
         call.cancel()
         raise

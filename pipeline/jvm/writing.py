@@ -42,7 +42,7 @@ from ..types import arrow_schema, spark_schema
 from ..writer import WRITE_OPTIONS, plan_write
 from .pruning import ShardStatistics, UnknownError, VersionStatistics, simple_schema
 
-_DAEMON_OPTIONS = ("uri", "dataset", "replicas", "staging", "token", *TLS_OPTIONS)
+_DAEMON_OPTIONS = ("uri", "dataset", "replicas", "staging", "token", "token_file", *TLS_OPTIONS)
 _SPARK_OPTIONS = ("__partition_columns", "partitionoverwritemode", "checkpointlocation")
 _OWN_OPTIONS = ("partition_by", "mergeschema", "__base")
 _OPTIONS = (*WRITE_OPTIONS, *_DAEMON_OPTIONS, *_OWN_OPTIONS, *_SPARK_OPTIONS)

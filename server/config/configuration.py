@@ -129,7 +129,10 @@ def load_settings(config: Path | None = None, **arguments: Any) -> Settings:
 
 CLIENT_VARIABLES = frozenset(
     ENVIRONMENT_PREFIX + name
-    for name in ("DEBUG", "TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME", "TOKEN")
+    for name in (
+        *("DEBUG", "TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME"),
+        *("TOKEN", "CLIENT_TOKEN_FILE"),
+    )
 )
 """The variables that configure clients and commands, not servers."""
 _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_|$)|$)")

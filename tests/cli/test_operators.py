@@ -197,6 +197,8 @@ def test_every_command_that_connects_has_the_options_of_tls(name: str) -> None:
         options = {option for parameter in each.params for option in parameter.opts}
         if "--token" in options or "--connect-timeout" in options:
             assert {"--tls-ca", "--tls-cert", "--tls-key", "--tls-server-name"} <= options
+        if "--token" in options:
+            assert "--token-file" in options
 
 
 def test_tls_options_are_those_of_every_connection(run: Run, tmp_path: Path) -> None:

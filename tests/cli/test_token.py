@@ -62,6 +62,35 @@ def test_a_token_may_end_with_a_newline(run: Run, tmp_path: Path, end: str) -> N
             assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_order_of_tokens_is_option_file_environment(run: Run, tmp_path: Path) -> None:
+    add_token(tmp_path / "tokens.toml", "root", ["*"], [])
+    for name in ("anna", "berta"):
+        token = add_token(tmp_path / "tokens.toml", name, [name], [])
+        (tmp_path / name).write_text(token + "\n")
+    anna, berta = ((tmp_path / name).read_text().strip() for name in ("anna", "berta"))
+    table = pa.table({"x": [1]})
+    with splitarrow.serve(
+        {"anna": table, "berta": table},
+        control="grpc://127.0.0.1:0",
+        token_file=tmp_path / "tokens.toml",
+    ) as server:
+
+        def find_caller(*options: str, **variables: str) -> str:
+            env = {f"SPLITARROW_{name}": value for name, value in variables.items()}
+            done = run("ls", server.control_uri, "--json", *options, env=env)
+            (found,) = json.loads(done.stdout)
+            return found["name"]
+
+        file = str(tmp_path / "anna")
+        assert find_caller("--token", anna, TOKEN=berta) == "anna"
+        assert find_caller("--token-file", file) == "anna"
+        assert find_caller("--token-file", file, TOKEN=berta) == "anna"
+        assert find_caller(CLIENT_TOKEN_FILE=file) == "anna"
+        assert find_caller(CLIENT_TOKEN_FILE=file, TOKEN=berta) == "berta"
+        # The setting of servers.
+        assert find_caller(CLIENT_TOKEN_FILE=file, TOKEN_FILE="tokens.toml") == "anna"
+
+
 def test_a_newline_in_the_middle_of_a_token_is_named(run: Run) -> None:
     done = run("ls", "grpc://127.0.0.1:1", env={"SPLITARROW_TOKEN": "canary\ntoken\n"})
     said = "the token has a newline in the middle; give one token, on one line"

@@ -193,6 +193,9 @@ def test_repeated_tasks_renew_their_tickets(spark, tmp_path, serve, load):
     frame = load(uri, "set", token="a-very-secret-word-of-some-length").select("c0")
     rows = frame.rdd
     assert rows.count() == rows.count() == 200
+    (tmp_path / "token").write_text("a-very-secret-word-of-some-length\n")
+    again = load(uri, "set", token_file=str(tmp_path / "token")).select("c0").rdd
+    assert again.count() == again.count() == 200
     assert "secret" not in frame._jdf.queryExecution().toString()
     with pytest.raises(PySparkException, match="token"):
         load(uri, "set", token="a-wrong-word")

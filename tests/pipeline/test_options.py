@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 from splitarrow import errors
+from splitarrow.client.tokens import FileToken, FixedToken
 from splitarrow.pipeline.options import SparkOptions
 from splitarrow.transport.tls_options import TlsOptions
 
-NAMES = ("limit", "seconds", "size", "columns", "pushdown", "token", "tls_ca", "tls_key")
+NAMES = (
+    *("limit", "seconds", "size", "columns", "pushdown"),
+    *("token", "token_file", "tls_ca", "tls_key"),
+)
 
 
 def options(**values: str) -> SparkOptions:
@@ -60,8 +64,14 @@ def test_a_required_option_shows_an_example() -> None:
 
 def test_the_token_defaults_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPLITARROW_TOKEN", "from-environment")
-    assert options().token() == "from-environment"
-    assert options(token="from-option").token() == "from-option"
+    monkeypatch.setenv("SPLITARROW_CLIENT_TOKEN_FILE", "environment-file")
+    assert options().token() == FixedToken("from-environment")
+    assert options(token="from-option").token() == FixedToken("from-option")
+    assert options(token_file="option-file").token() == FileToken("option-file")
+    monkeypatch.delenv("SPLITARROW_TOKEN")
+    assert options().token() == FileToken("environment-file")
+    with pytest.raises(errors.UsageError, match="exclude each other"):
+        options(token="a", token_file="b").token()
 
 
 def test_tls_options_without_a_certificate_have_no_key() -> None:

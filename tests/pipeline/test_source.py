@@ -212,6 +212,10 @@ def test_a_token_grants_access_and_is_not_shown(spark, tmp_path, parts, serve):
     frame = reader.option("token", "a-very-secret-token").load("one")
     assert frame.count() == ROWS
     assert "secret" not in frame._jdf.queryExecution().toString()
+    file = tmp_path / "token"
+    file.write_text("a-very-secret-token\n")
+    from_file = spark.read.format("splitarrow").options(uri=uri, token_file=str(file)).load("one")
+    assert from_file.count() == ROWS
     with pytest.raises(PySparkException) as caught:
         reader.option("columns", "absent").load("one")
     assert "very-secret" not in str(caught.value)

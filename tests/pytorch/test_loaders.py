@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -18,12 +19,13 @@ import pyarrow as pa
 import pytest
 
 import splitarrow
+from helpers.access_tokens import TokenIssuer
 from helpers.cluster import StartDaemons, join_uris, make_numbered_shards
 from helpers.files import write_file, write_shards
 from helpers.waiting import wait_until
 from splitarrow import errors
 from splitarrow.client.cluster.publication import publish_shards
-from splitarrow.pytorch import StreamDataset
+from splitarrow.pytorch import MapDataset, StreamDataset
 from splitarrow.pytorch.shared_batch import SharedBatch
 from splitarrow.testing import Daemon
 
@@ -103,6 +105,39 @@ def test_the_order_is_that_of_one_process(
     del batches, loader
     with splitarrow.connect(server.control_uri) as client:
         wait_until(lambda: client.status()["stats"]["leases"] == 0)
+
+
+def read_token(path: Path) -> str:
+    return path.read_text()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_find_the_token_by_themselves(
+    issuer: TokenIssuer, tmp_path: Path, method: str
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(issuer.issue())
+    path = write_file(tmp_path / "d.arrow", pa.table({"n": range(100)}), batch_rows=10)
+    settings: dict[str, Any] = issuer.settings(control="grpc://127.0.0.1:0")
+    with Daemon({"d": path}, **settings) as server:
+        choices: list[dict[str, Any]] = [
+            {"token_file": file},
+            {"token": partial(read_token, file)},
+        ]
+        uri: Any = server.control_uri
+        for given in choices:
+            dataset = StreamDataset(uri, "d", batch_rows=10, **given)
+            assert numbers(load(dataset, 2, method)) == list(range(100))
+            rows = pickle.loads(pickle.dumps(MapDataset(uri, "d", **given)))
+            loader = data.DataLoader(rows, num_workers=1, multiprocessing_context=method)
+            assert numbers(loader) == list(range(100))
+        with pytest.raises(errors.UsageError, match="token_file=PATH"):
+            pickle.dumps(StreamDataset(uri, "d", token=lambda: file.read_text()))
+
+
+@pytest.fixture
+def issuer(tmp_path: Path) -> TokenIssuer:
+    return TokenIssuer(tmp_path)
 
 
 def test_workers_that_persist_get_each_new_epoch(server: Daemon) -> None:
@@ -194,7 +229,7 @@ def test_each_row_arrives_once_in_two_parts(server: Daemon, number: int) -> None
 KILL_A_WORKER = """
 import os, signal, sys
 from torch.utils.data import DataLoader
-from splitarrow.pytorch import StreamDataset
+from splitarrow.pytorch import MapDataset, StreamDataset
 
 dataset = StreamDataset(sys.argv[1], "trips", batch_rows=64, transport="shm")
 iterator = iter(DataLoader(dataset, batch_size=None, num_workers=2))
@@ -266,7 +301,7 @@ def test_forked_workers_do_not_use_flight_beside_an_open_connection(server: Daem
 EMBEDDED = """
 import pyarrow, splitarrow
 from torch.utils.data import DataLoader
-from splitarrow.pytorch import StreamDataset
+from splitarrow.pytorch import MapDataset, StreamDataset
 
 server = splitarrow.serve({"t": pyarrow.table({"n": range(10_000)})}, control="grpc://127.0.0.1:0")
 for _ in range(2):
@@ -285,7 +320,7 @@ FORK_BESIDE_A_CLIENT = """
 import sys
 import splitarrow
 from torch.utils.data import DataLoader
-from splitarrow.pytorch import StreamDataset
+from splitarrow.pytorch import MapDataset, StreamDataset
 
 with splitarrow.connect(sys.argv[1]) as client:
     rows = client.info("trips").rows
@@ -306,7 +341,7 @@ PLAN_AND_FORK = """
 import contextlib, os, sys
 from pathlib import Path
 from torch.utils.data import DataLoader
-from splitarrow.pytorch import StreamDataset
+from splitarrow.pytorch import MapDataset, StreamDataset
 
 def list_threads():
     names = []

@@ -145,12 +145,25 @@ def pb_ticket(ticket: bytes) -> bytes:
     return pb.Ticket(ticket=ticket).SerializeToString()
 
 
-def test_the_relay_has_no_more_than_its_own_grants(tmp_path: Path, daemon: StartDaemon) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SPLITARROW_TOKEN", RELAY),
+        ("SPLITARROW_CLIENT_TOKEN_FILE", "{}"),
+        ("", "--upstream-token-file={}"),
+    ],
+)
+def test_the_relay_has_no_more_than_its_own_grants(
+    tmp_path: Path, daemon: StartDaemon, name: str, value: str
+) -> None:
     upstream = start_upstream(
         tmp_path, daemon, write_tokens(tmp_path / "upstream.toml", relay=(RELAY, "trips"))
     )
-    environment = {"SPLITARROW_TOKEN": RELAY}
-    relay = start_relay(tmp_path, upstream, daemon, environment=environment)
+    file = tmp_path / "relay.token"
+    file.write_text(f"{RELAY}\n")
+    given: dict[str, Any] = {"environment": {name: value.format(file)} if name else {}}
+    options = [value.format(file)] if not name else []
+    relay = start_relay(tmp_path, upstream, daemon, *options, **given)
     with splitarrow.connect(str(relay.control_uri)) as client:
         assert list(client) == ["trips"]
         assert client.read("trips").read_all() == TABLE

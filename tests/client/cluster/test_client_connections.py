@@ -10,6 +10,7 @@ import pytest
 
 from splitarrow.client.cluster import client as daemons
 from splitarrow.client.cluster.client import ClusterClient, DaemonConnection, DaemonPool
+from splitarrow.client.tokens import FixedToken
 from splitarrow.client.uris import parse_control_uri
 from splitarrow.errors import (
     ClosedError,
@@ -50,7 +51,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
 def connection(host: str = "a", connect_timeout: float = 9.0) -> DaemonConnection:
     return DaemonConnection(
         parse_control_uri(f"grpc://{host}"),
-        "token",
+        FixedToken("token"),
         tls=None,
         connect_timeout=connect_timeout,
         timeout=5.0,
@@ -62,7 +63,7 @@ def test_a_connection_is_made_once(made: list[Client]) -> None:
     assert made == []
     client: Any = daemon.client()
     assert daemon.client() is client
-    assert (made, client.token, daemon.address) == ([client], "token", "grpc://a:8815")
+    assert (made, client.token, daemon.address) == ([client], FixedToken("token"), "grpc://a:8815")
     daemon.close()
     daemon.close()
     assert client.is_closed

@@ -202,7 +202,7 @@ def test_every_grpc_status_is_converted(code: grpc.StatusCode) -> None:
         def details(self) -> str:
             return "it was secret-word that did it"
 
-    error = convert_grpc_error(Failed(), "grpc://host:1", dataset="a", secret="secret-word")
+    error = convert_grpc_error(Failed(), "grpc://host:1", dataset="a", secrets=("secret-word",))
     assert isinstance(error, errors.SplitArrowError)
     assert "secret-word" not in str(error)
     if isinstance(error, errors.RemoteError):

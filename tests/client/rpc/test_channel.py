@@ -353,3 +353,36 @@ class TestTls:
         options = TlsOptions(ca_file="/nonexistent/ca")
         with pytest.raises(UsageError, match="cannot read /nonexistent/ca: No such file"):
             FlightChannel(parse_control_uri("grpc+tls://host:1"), None, options, 1.0)
+
+
+REJECTED = Failure(grpc.StatusCode.UNAUTHENTICATED, "not first, not second, not third")
+
+
+def test_a_call_that_has_begun_is_not_repeated_with_another_token(opened: list[Opened]) -> None:
+    tokens = iter(("first", "second"))
+    channel = FlightChannel(parse_control_uri("grpc://host:1"), lambda: next(tokens), None, 7.0)
+    (grpc_channel,) = opened
+
+    def respond() -> Iterator[bytes]:
+        yield b"one"
+        raise REJECTED
+
+    grpc_channel.unary_stream = grpc_channel._make(respond)  # pyright: ignore[reportPrivateUsage]
+    received: list[bytes] = []
+    with pytest.raises(DeniedError):
+        received.extend(channel.call_stream("ListFlights", b""))
+    assert len(grpc_channel.calls) == 1
+    channel.close()
+
+
+def test_no_error_quotes_a_token_that_was_sent_lately(opened: list[Opened]) -> None:
+    tokens = iter(("first", "second", "third"))
+    channel = FlightChannel(parse_control_uri("grpc://host:1"), lambda: next(tokens), None, 7.0)
+    opened[0].failure = REJECTED
+    with pytest.raises(DeniedError, match="not …, not …, not third"):
+        channel.call_unary("GetSchema", b"")
+    assert [dict(call[2]["metadata"])["authorization"] for call in opened[0].calls] == [
+        "Bearer first",
+        "Bearer second",
+    ]
+    channel.close()

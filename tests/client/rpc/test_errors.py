@@ -105,9 +105,9 @@ def test_an_error_that_is_no_call_is_of_unknown_status() -> None:
 
 
 def test_the_token_is_hidden_wherever_it_is() -> None:
-    error = convert("NOT_FOUND", "key and key", secret="key")
+    error = convert("NOT_FOUND", "key and key", secrets=("other", "key"))
     assert error.message == "… and …"
-    assert convert("NOT_FOUND", "key", secret="").message == "key"
+    assert convert("NOT_FOUND", "key").message == "key"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,7 @@ def test_the_token_is_hidden_wherever_it_is() -> None:
     [
         ("UNAUTHENTICATED", "no token", None, "no token; pass a token: token=, or"),
         ("UNAUTHENTICATED", "bad token", "x", "bad token; check the token: token=, or"),
+        ("UNAUTHENTICATED", "the token expired", "y", "the token expired; to renew it: token_file"),
         ("UNAUTHENTICATED", "no certificate", None, "no certificate"),
         ("PERMISSION_DENIED", "your token", None, "your token"),
     ],
@@ -122,7 +123,7 @@ def test_the_token_is_hidden_wherever_it_is() -> None:
 def test_who_lacks_a_token_is_told_where_to_set_it(
     status: str, details: str, secret: str | None, message: str
 ) -> None:
-    error = convert(status, details, secret=secret)
+    error = convert(status, details, secrets=() if secret is None else (secret,))
     assert error.message.startswith(message)
     assert error.message.endswith("SPLITARROW_TOKEN") == ("token=" in message)
 
