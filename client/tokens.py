@@ -23,9 +23,9 @@ _log = logging.getLogger("splitarrow.token")
 _OPAQUE_SECONDS = 30.0
 """The time for which the token of a function is used if it does not state its expiry."""
 _MARGIN_SECONDS = 60.0
-"""The longest time before its expiry at which a token is renewed."""
+"""The longest time before its expiry at which a credential is renewed, in seconds."""
 _MARGIN_SHARE = 0.25
-"""The share of its remaining lifetime at which a short-lived token is renewed."""
+"""The share of its lifetime that is left when a short-lived credential is renewed."""
 _MAX_FILE_BYTES = 64 << 10
 
 
@@ -242,7 +242,18 @@ def usable_seconds(token: str, now: float) -> float:
     if expires is None:
         return _OPAQUE_SECONDS
     left = expires - now
-    return left - min(_MARGIN_SECONDS, left * _MARGIN_SHARE) if left > 0 else 1.0
+    return left - renewal_margin(left) if left > 0 else 1.0
+
+
+def renewal_margin(seconds: float) -> float:
+    """Return how long before its expiry a credential with a remaining lifetime is renewed.
+
+    Examples
+    --------
+    >>> renewal_margin(3600.0), renewal_margin(2.0)
+    (60.0, 0.5)
+    """
+    return min(_MARGIN_SECONDS, seconds * _MARGIN_SHARE)
 
 
 def read_expiry(token: str) -> float | None:

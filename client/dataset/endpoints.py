@@ -19,6 +19,7 @@ from ...errors import (
     ClosedError,
     ConnectError,
     ConnectionLostError,
+    DeniedError,
     InvalidDataError,
     MissingExtraError,
     NotAPeerError,
@@ -46,6 +47,7 @@ from ..stream.batch_stream import CustomMetadata
 from ..stream.opening import Opening
 from ..stream.stream import Stream
 from ..stream.tracing import activate
+from ..tokens import renewal_margin
 from ..uris import DATASETS_PATH, HTTP_SCHEMES, resolve_uris
 
 FIRST_PAUSE_SECONDS = 0.1
@@ -370,6 +372,7 @@ class ResumableEndpoint:
         self._keeps_messages = False
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
+        self._planned = time.time()
         self.is_kept = is_kept
         """Whether the first endpoint is that of a kept plan, which the server may refuse."""
         self._waits_since = time.monotonic()
@@ -453,8 +456,9 @@ class ResumableEndpoint:
             options = replace(options, connect_timeout=seconds)
             self._connect(replica, replica.endpoint, plan=replace(self._plan, options=options))
             return
+        endpoint = None if self._is_expiring(replica) else replica.endpoint
         try:
-            self._connect(replica, replica.endpoint)
+            self._connect(replica, endpoint)
         except TRANSIENT as error:
             self._replicas.record_failure(error)
             unreachable = first and single and not isinstance(error, BROKEN)
@@ -466,12 +470,22 @@ class ResumableEndpoint:
             if not self._replicas.can_resume:
                 raise self._add_context(error) from None
             # The ticket may have expired, or a broken connection may have used it up.
-            if replica.endpoint is not None and error.code == "UNAUTHENTICATED":
+            if endpoint is not None and error.code == "UNAUTHENTICATED":
                 self._reconnect(error, limit=1 if single else None, start_with_current=True)
             elif self._replicas.drop_current():
                 self._reconnect(error)
             else:
                 raise self._add_context(error) from None
+
+    def _is_expiring(self, replica: Replica) -> bool:
+        """Return whether the ticket of a replica expires so soon that another one is needed.
+
+        By this clock, which may differ from that of the server, it had not expired when it came.
+        """
+        if replica.endpoint is None or replica.endpoint.expires is None or not replica.version:
+            return False
+        lifetime = replica.endpoint.expires - self._planned
+        return 0 < lifetime - renewal_margin(lifetime) <= time.time() - self._planned
 
     def _open_call(self, replica: Replica) -> bool:
         """Read from the call that came with the plan, and return whether the endpoint is open."""
@@ -644,15 +658,21 @@ class ResumableEndpoint:
     def _request_rest(self, replica: Replica) -> Endpoint:
         """Request a ticket for the rows that were not returned yet."""
         base = replica.request
-        info = replica.describe(
-            replace(
-                base,
-                version=replica.version or base.version,
-                shard=base.shard if replica.shard is None else replica.shard,
-                offset=(base.offset or 0) + self.rows or None,
-                limit=None if self._limit is None else self._limit - self.rows,
-            )
+        request = replace(
+            base,
+            version=replica.version or base.version,
+            shard=base.shard if replica.shard is None else replica.shard,
+            offset=(base.offset or 0) + self.rows or None,
+            limit=None if self._limit is None else self._limit - self.rows,
         )
+        try:
+            info = replica.describe(request)
+        except DeniedError as error:
+            if error.code != "UNAUTHENTICATED":
+                raise
+            after = f"after {self.rows} rows of {self._name!r}" if self.rows else f"{self._name!r}"
+            message = f"the server refuses to continue the read {after}: {error.message}"
+            raise restate_error(error, message, self._name) from None
         if info.version != replica.version or len(info.endpoints) != 1:
             raise self._changed()
         return info.endpoints[0]

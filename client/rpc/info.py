@@ -51,6 +51,8 @@ class Endpoint:
     """The size at the server in bytes; None if the server does not report it."""
     sha256: str = ""
     """The checksum of the shard's file in hexadecimal digits; empty if it is not reported."""
+    expires: int | None = None
+    """The time at which the ticket expires, in seconds since 1970; None if it does not."""
     held_by: tuple[str, ...] = ()
     """The control planes of all daemons that hold the part; set by `ClusterClient` only."""
 
@@ -216,6 +218,7 @@ def _parse_endpoint(endpoint: flight.FlightEndpoint) -> Endpoint:
         rows=_parse_count(metadata.get("rows")),
         nbytes=_parse_count(metadata.get("bytes")),
         sha256=str(metadata.get("sha256") or ""),
+        expires=endpoint.expiration_time.seconds if endpoint.HasField("expiration_time") else None,
     )
 
 

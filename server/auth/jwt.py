@@ -9,7 +9,9 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -264,6 +266,7 @@ class JwtVerifier:
 
         Raises `DeniedError` with the code UNAUTHENTICATED if it is invalid, and never quotes it.
         """
+        claims: dict[str, Any] = {}
         try:
             claims = self._decode(token, self.keys.current(), algorithms=ALGORITHMS).claims
             self._claims.validate(claims)
@@ -271,18 +274,26 @@ class JwtVerifier:
             expires = claims["exp"] + self._leeway_seconds
             if self._clock() < expires:
                 return replace(_read_principal(claims), expires=expires)
-            reason = "it has expired"
+            raise _expired_error(claims["exp"])
         except DeniedError:
             raise
         except self._unknown_key:
             self.keys.report_unknown_key()
             reason = "its key is not one of the issuer's"
         except self._expired:
-            reason = "it has expired"
+            raise _expired_error(claims["exp"]) from None
         except Exception as error:  # the parsers raise many types for malformed tokens
             get_logger("auth").debug("JSON Web Token refused", reason=type(error).__name__)
             reason = "its signature or a claim is wrong"
         raise unauthenticated(f"the token is invalid: {reason}")
+
+
+def _expired_error(expires: float) -> DeniedError:
+    """Return the error for a token that has expired, at a time in seconds since 1970."""
+    with suppress(ValueError, OverflowError, OSError):
+        at = datetime.fromtimestamp(expires, UTC)
+        return unauthenticated(f"the token has expired, at {at:%Y-%m-%d %H:%M:%S} UTC")
+    return unauthenticated("the token has expired")
 
 
 def _read_principal(claims: dict[str, Any]) -> Principal:

@@ -332,6 +332,10 @@ class TicketSigner:
         """Sign and verify with other keys from now on. Used tickets stay used."""
         self._keys = keys
 
+    def next_expiry(self) -> int:
+        """Return the expiry of a ticket that is signed now, in seconds since 1970."""
+        return math.ceil(self._clock() + self._ttl_seconds)
+
     def sign(self, request: Request, principal: str) -> bytes:
         """Return a ticket for reading a request once.
 
@@ -341,7 +345,7 @@ class TicketSigner:
             raise UsageError("the name of a principal must be short printable text")
         values = _list_request_values(request)
         values[_PRINCIPAL] = principal
-        values[_EXPIRES] = math.ceil(self._clock() + self._ttl_seconds)
+        values[_EXPIRES] = self.next_expiry()
         values[_NONCE] = secrets.token_hex(NONCE_BYTES)
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         signed = SIGNED_PREFIX + _encode_base64(text.encode())

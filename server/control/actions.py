@@ -343,6 +343,9 @@ class ActionHandler:
 
     async def _renew_endpoint(self, call: Call, body: bytes) -> bytes:
         endpoint = parse_message(flight.RenewFlightEndpointRequest, body).endpoint
+        signer = call.server.access.signer
+        if signer is not None:
+            endpoint.expiration_time.FromSeconds(signer.next_expiry())
         endpoint.ticket.ticket = await self._renew(call, endpoint.ticket.ticket)
         return endpoint.SerializeToString()
 

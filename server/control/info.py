@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import pyarrow as pa
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from ...errors import DatasetError, NotFoundError
 from ...formats.arrow.tensors.labels import is_tensor_content
@@ -270,6 +271,8 @@ def _build(
         # A signed ticket is good for one use.
         **({} if access.signs_tickets else {"plan_seconds": PLAN_SECONDS}),
     }
+    # Before the tickets are signed: none of them expires earlier.
+    expires = None if access.signer is None else Timestamp(seconds=access.signer.next_expiry())
     info = flight.FlightInfo(
         schema=schema.serialize().to_pybytes(),
         flight_descriptor=descriptor,
@@ -277,6 +280,7 @@ def _build(
             flight.FlightEndpoint(
                 ticket=flight.Ticket(ticket=access.issue_ticket(part.request, call.principal.name)),
                 location=[*locations, *_locate_url(http, part.request)],
+                expiration_time=expires,
                 app_metadata=_encode_fields({**pair, **part.app_metadata}),
             )
             for part in parts

@@ -18,6 +18,7 @@ from splitarrow.client.cluster import client as module
 from splitarrow.client.cluster.client import ClusterClient
 from splitarrow.client.dataset.client import Client
 from splitarrow.client.rpc.info import DatasetInfo, Endpoint
+from splitarrow.client.tokens import FixedToken, TokenSource
 from splitarrow.client.uris import parse_control_uri
 from splitarrow.errors import (
     ConnectError,
@@ -316,9 +317,9 @@ def test_a_cluster_is_shown_with_its_daemons_and_those_that_are_away(
 def test_a_copy_of_a_cluster_connects_by_itself(
     hosts: dict[str, Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[tuple[str, str | None, dict[str, Any]]] = []
+    made: list[tuple[str, TokenSource | None, dict[str, Any]]] = []
 
-    def connect(uri: Any, token: str | None, **options: Any) -> Daemon:
+    def connect(uri: Any, token: TokenSource | None, **options: Any) -> Daemon:
         made.append((uri.host, token, options))
         return hosts[uri.host]
 
@@ -329,7 +330,7 @@ def test_a_copy_of_a_cluster_connects_by_itself(
     assert len(made) == 4
     for _, token, options in made:
         assert (token, options) == (
-            "token",
+            FixedToken("token"),
             {"tls": None, "connect_timeout": 10.0, "timeout": 30.0},
         )
 

@@ -13,6 +13,7 @@ import pytest
 from splitarrow.client.arguments import ReadPlan, StreamOptions
 from splitarrow.client.dataset import client as module
 from splitarrow.client.dataset.client import Client
+from splitarrow.client.tokens import FixedToken
 from splitarrow.errors import ConnectError, UsageError
 from splitarrow.proto import Flight_pb2 as flight
 from splitarrow.protocol.request import Request
@@ -97,14 +98,14 @@ def connect(**options: Any) -> tuple[Client, Any]:
 def test_a_client_connects_once_and_closes_its_channel(made: list[Channel]) -> None:
     tls = TlsOptions()
     client, channel = connect(token="t", tls=tls, connect_timeout=0.5, timeout=0.25)
-    assert (channel.arguments, channel.timeouts) == (("t", tls, 0.25, 0.5), [0.5])
+    assert (channel.arguments, channel.timeouts) == ((FixedToken("t"), tls, 0.25, 0.5), [0.5])
     with client as entered:
         assert entered is client
         assert client.uri == "grpc://a:1"
     assert channel.closed == 1
     copy = pickle.loads(pickle.dumps(client))
     assert made[1:] == [copy.channel]
-    assert (made[1].arguments, made[1].timeouts) == (("t", tls, 0.25, 0.5), [0.5])
+    assert (made[1].arguments, made[1].timeouts) == ((FixedToken("t"), tls, 0.25, 0.5), [0.5])
     Channel.failure = ConnectError("away")
     with pytest.raises(ConnectError, match="away"):
         connect()

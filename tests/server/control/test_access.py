@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,14 @@ def test_a_principal_sees_only_datasets_that_it_may_read(server: Running) -> Non
         with pytest.raises(KeyError, match="no dataset 'scores'") as raised:
             client.get_flight_info(PATH("scores"), ANNA)
         assert "trips" not in str(raised.value)
+
+
+def test_a_signed_ticket_has_its_expiry_in_the_description(server: Running) -> None:
+    before = time.time()
+    with server.client() as client:
+        (endpoint,) = client.get_flight_info(PATH("flights"), ANNA).endpoints
+    expires = endpoint.expiration_time.cast(pa.timestamp("s")).value
+    assert before + 299 <= expires <= time.time() + 301
 
 
 def test_a_ticket_is_good_once_and_for_its_principal(server: Running, table: pa.Table) -> None:
@@ -192,10 +201,13 @@ def test_an_endpoint_can_be_renewed(server: Running, table: pa.Table) -> None:
     with server.client() as client:
         info = client.get_flight_info(PATH("flights"), ANNA)
         old = pb.FlightInfo.FromString(info.serialize()).endpoint[0]
+        expires = old.expiration_time.seconds
+        old.ClearField("expiration_time")
         body = pb.RenewFlightEndpointRequest(endpoint=old).SerializeToString()
         (result,) = client.do_action(flight.Action("RenewFlightEndpoint", body), ANNA)
         new = pb.FlightEndpoint.FromString(result.body.to_pybytes())
         assert new.location == old.location
+        assert new.expiration_time.seconds >= expires
         assert new.ticket != old.ticket
         assert client.do_get(flight.Ticket(new.ticket.ticket), ANNA).read_all() == table
 
