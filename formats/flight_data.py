@@ -28,6 +28,10 @@ value is ``flight`` to read over DoGet, and ``auto`` for the data only if it is 
 The application metadata of the first message is a FlightInfo, after a byte that is 1 if the data
 follows. A server that knows the header has it in the trailing metadata."""
 
+ISSUER_REQUEST = b"splitarrow:issuer"
+"""The payload of a handshake that asks for the issuer of tokens. The payload of the response is a
+JSON object; see `describe_issuer`."""
+
 
 class FlightData(NamedTuple):
     """One message of a Flight stream. The views share the memory of the received message."""

@@ -182,7 +182,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"relay"},
     ],
     "server.auth": [
-        {"principal"},
+        {"issuer", "principal"},
         {"jwt", "tickets", "token_file"},
         {"access_control"},
     ],

@@ -291,6 +291,14 @@ class Settings(BaseSettings):
     )
     """How long a JSON Web Token is accepted after it expires, in seconds. It allows for clocks
     that differ."""
+    oauth_client_id: str | None = setting(
+        None, Group.SECURITY, metavar="TEXT", needs=("jwks",), reload=Reload.RELOAD
+    )
+    """The client id for which the issuer lets people log in with `splitarrow login`."""
+    oauth_scope: str | None = setting(
+        None, Group.SECURITY, metavar="TEXT", needs=("jwks",), reload=Reload.RELOAD
+    )
+    """The scopes that `splitarrow login` requests, as in `openid offline_access`."""
     ticket_key_file: Path | None = setting(
         None, Group.SECURITY, shown="a random key", reload=Reload.CHANGE
     )
@@ -480,6 +488,8 @@ class ServeArguments(TypedDict, total=False):
     jwt_issuer: str | None
     jwt_audience: str | None
     jwt_leeway_seconds: float
+    oauth_client_id: str | None
+    oauth_scope: str | None
     ticket_key_file: str | Path | None
     ticket_seconds: float
     tls_cert: str | Path | None

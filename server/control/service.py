@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from fnmatch import translate
 from functools import partial
@@ -12,9 +13,11 @@ from typing import Any
 import anyio
 import grpc
 
-from ...errors import InvalidRequestError, UnavailableError, remote_error
+from ...errors import InvalidRequestError, NotFoundError, UnavailableError, remote_error
+from ...formats.flight_data import ISSUER_REQUEST
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
+from ..auth.issuer import describe_issuer
 from ..auth.principal import unauthenticated
 from ..caller import run_in_thread
 from .actions import ActionHandler
@@ -95,6 +98,8 @@ async def handshake(call: Call, requests: object) -> None:
     - With HTTP basic authentication in the headers of the call, the response has a bearer token
       in its headers.
     - With a token as the payload of the first message, the response repeats the token.
+
+    With `ISSUER_REQUEST` as the payload, which needs no token, the response names the issuer.
     """
     del requests  # `Call.read` returns them
     scheme, _, credentials = call.headers.get("authorization", "").partition(" ")
@@ -125,7 +130,12 @@ async def _check_token(call: Call) -> None:
     if message is not None:
         payload = parse_message(flight.HandshakeRequest, message).payload
     access = call.server.access
-    if access.requires_token:
+    if payload == ISSUER_REQUEST:
+        issuer = describe_issuer(call.server.settings)
+        if issuer is None:
+            raise NotFoundError("this server has no issuer of tokens")
+        payload = json.dumps(issuer).encode()
+    elif access.requires_token:
         try:
             token = payload.decode("ascii")
         except UnicodeDecodeError:

@@ -41,6 +41,7 @@ from ...errors import (
     UnavailableError,
 )
 from ..addresses import HostNames
+from ..auth.issuer import METADATA_PATH, describe_issuer
 from ..auth.principal import ANYONE, Permission, Principal
 from ..caller import Caller
 from ..chunks import ReadAhead
@@ -151,6 +152,8 @@ _HEADERS = {
 _CHALLENGE = 'Basic realm="splitarrow", charset="UTF-8"'
 """Lets a browser ask for the token: as the password, with any principal's name or none."""
 
+_HOST = re.compile(r"[A-Za-z0-9.:\[\]-]{1,262}")
+
 _Answer = Callable[[Service, Principal, Request], Awaitable[Response]]
 
 
@@ -189,6 +192,7 @@ class Application:
                 Route("/readyz", self._public(self._readiness)),
                 Route("/style.css", self._public(self._style)),
                 Route("/icon.svg", self._public(self._icon)),
+                Route(METADATA_PATH, self._issuer_metadata),
                 Route("/metrics", guard(self._metrics)),
                 Route("/v1/datasets", guard(self._datasets)),
                 Route("/v1/openapi.json", guard(self._openapi)),
@@ -245,10 +249,7 @@ class Application:
 
     def _guard(self, answer: _Answer) -> Any:
         async def respond(request: Request) -> Response:
-            if self.checks_names and not self.names.accept(request.headers.get("host", "")):
-                raise HTTPException(
-                    421, "the header Host names another server; add the name to http_hosts"
-                )
+            self._check_name(request)
             if self.requires_certificate and not getattr(request.state, HAS_CERTIFICATE):
                 raise HTTPException(403, "this server requires a client certificate")
             if self.service is None:
@@ -257,6 +258,12 @@ class Application:
             return _with_headers(await answer(self.service, principal, request))
 
         return respond
+
+    def _check_name(self, request: Request) -> None:
+        if self.checks_names and not self.names.accept(request.headers.get("host", "")):
+            raise HTTPException(
+                421, "the header Host names another server; add the name to http_hosts"
+            )
 
     async def _authenticate(self, service: Service, request: Request) -> Principal:
         pairs = [(name.decode("latin-1"), value) for name, value in request.headers.raw]
@@ -269,8 +276,11 @@ class Application:
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        del request
         response = PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
+        address = _find_address(request)
+        if error.status_code == 401 and address and self._describe_issuer() is not None:
+            challenge = f'Bearer resource_metadata="{address}{METADATA_PATH}"'
+            response.headers.append("www-authenticate", challenge)  # browsers expect one in a line
         return _with_headers(response)
 
     async def _refuse_request(self, request: Request, error: Exception) -> Response:
@@ -310,6 +320,20 @@ class Application:
         if problem is not None:
             return PlainTextResponse(f"{problem}\n", 503)
         return PlainTextResponse("ok\n")
+
+    def _describe_issuer(self) -> dict[str, Any] | None:
+        return None if self.service is None else describe_issuer(self.service.context.settings)
+
+    async def _issuer_metadata(self, request: Request) -> Response:
+        """Describe where clients get a token, before they have one: RFC 9728."""
+        self._check_name(request)
+        issuer = self._describe_issuer()
+        if issuer is None:
+            raise HTTPException(404, "this server has no issuer of tokens")
+        address = _find_address(request)
+        if address is None:
+            raise HTTPException(400, "the header Host is malformed")
+        return _with_headers(JSONResponse({"resource": address, **issuer}))
 
     async def _style(self) -> Response:
         return Response(self._page.style, media_type="text/css")
@@ -549,6 +573,12 @@ def _encode_stream(stream: StreamReport, sees_reader: bool) -> dict[str, Any]:
         "compression": stream.compression,
         **reader,
     }
+
+
+def _find_address(request: Request) -> str | None:
+    """Return the address that the client has dialled; None if its header Host is malformed."""
+    host = request.headers.get("host", "")
+    return f"{request.url.scheme}://{host}" if _HOST.fullmatch(host) else None
 
 
 def _with_headers(response: Response) -> Response:
