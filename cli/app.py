@@ -85,7 +85,7 @@ def _process(parameter: Any, annotation: Any, convert: Process, context: Any, va
 
 _COMMON = (
     *("DEBUG", "TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME"),
-    *("TOKEN", "CLIENT_TOKEN_FILE"),
+    *("TOKEN", "CLIENT_TOKEN_FILE", "LOGINS", "CLIENT_SECRET"),
 )
 """Known without the list of settings, which takes time to import."""
 
@@ -136,6 +136,8 @@ COMMANDS = {
         "serve", "Check a configuration file of `serve` without starting a server."
     ),
     "loader": CommandEntry("loader", "Audit the checkpoints of a training loader."),
+    "login": CommandEntry("login", "Log in at the issuer of a server, and keep the token."),
+    "logout": CommandEntry("login", "Remove the kept token of a server."),
     "token": CommandEntry("token", "Create and list the tokens of a server's token file."),
     "cert": CommandEntry("cert", "Check the certificates of files and servers."),
     "bench": CommandEntry("bench", "Measure the transports and their peers on this machine."),

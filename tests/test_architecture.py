@@ -91,7 +91,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"download"},
     ],
     "client.rpc": [
-        {"errors"},
+        {"errors", "oauth"},
+        {"logins"},
         {"channel"},
         {"forked_channel", "info"},
         {"download", "upload"},

@@ -21,7 +21,7 @@ from ...errors import (
     StallError,
     UsageError,
 )
-from ...formats.flight_data import KEEP_ALIVE_HEADER, PLAN_HEADER
+from ...formats.flight_data import ISSUER_REQUEST, KEEP_ALIVE_HEADER, PLAN_HEADER
 from ...proto import Flight_pb2 as flight
 from ...protocol.uri import DataUri
 from ...transport.grpc_usage import GRPC_USAGE
@@ -30,6 +30,7 @@ from ..failures import FailureMemory
 from ..stream.tracing import current_context
 from ..tokens import Token, parse_token, renew_token
 from .errors import NO_RESPONSE, convert_grpc_error, explain_listener
+from .logins import find_login
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
@@ -279,6 +280,21 @@ class FlightChannel:
         call = self._channel.unary_stream(_SERVICE + "DoAction")
         return DatasetHold(call(message, **self._call_options(token)))
 
+    def ask_issuer(self) -> bytes:
+        """Return the description of the server's issuer of tokens; see `ISSUER_REQUEST`.
+
+        Raises `NotFoundError` if it has none, and `DeniedError` if it does not know the request.
+        """
+        message = flight.HandshakeRequest(payload=ISSUER_REQUEST).SerializeToString()
+        call = self._channel.stream_stream(_SERVICE + "Handshake")
+        options = self._call_options(None)
+        try:
+            responses: Any = call(iter([message]), timeout=self.call_limit(), **options)
+            response = next(responses, b"")
+        except grpc.RpcError as error:
+            raise self.convert_error(error) from None
+        return flight.HandshakeResponse.FromString(response).payload
+
     def check_connection(self, timeout: float) -> None:
         """Wait, at most so many seconds, until the server has responded and accepted the token.
 
@@ -336,7 +352,12 @@ class FlightChannel:
             raise ClosedError(f"the client of {self.address} is closed")
 
     def current_token(self) -> str | None:
-        """Return the token to send; None if there is none."""
+        """Return the token to send; None if there is none.
+
+        If the caller has given none, it is that of the login at the server.
+        """
+        if self._token is None:
+            self._token = find_login(self.address)
         return None if self._token is None else self._token.current()
 
     def reject_token(self) -> None:

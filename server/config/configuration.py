@@ -131,7 +131,7 @@ CLIENT_VARIABLES = frozenset(
     ENVIRONMENT_PREFIX + name
     for name in (
         *("DEBUG", "TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME"),
-        *("TOKEN", "CLIENT_TOKEN_FILE"),
+        *("TOKEN", "CLIENT_TOKEN_FILE", "LOGINS", "CLIENT_SECRET"),
     )
 )
 """The variables that configure clients and commands, not servers."""
