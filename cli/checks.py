@@ -591,8 +591,8 @@ def check_uri(
         "connect_timeout": connect_timeout,
     }
     if is_http_uri(uri):
-        token = resolve_token(token)
-        yield _check_stream(uri, partial(open_stream, uri, token=token, **options), progress)
+        source = resolve_token(token)
+        yield _check_stream(uri, partial(open_stream, uri, token=source, **options), progress)
         return
     if not is_control_uri(uri):
         name = complete_uri(uri).redacted()

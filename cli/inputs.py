@@ -68,8 +68,7 @@ def http_source(
     _, name = split_http_dataset(url, ticket)
     from ..client.open import open as open_stream
 
-    token = resolve_token(token)
-    yield name, None, partial(open_stream, url, ticket, token=token, **arguments)
+    yield name, None, partial(open_stream, url, ticket, token=resolve_token(token), **arguments)
 
 
 def _dataset_name(uris: list[str], ticket: str | None) -> str:
