@@ -377,6 +377,8 @@ def test_status_shows_what_the_grants_of_the_caller_cover(serve: Serve, writable
         assert nobody == {
             "version": splitarrow.__version__,
             "uptime_seconds": nobody["uptime_seconds"],
+            "time": nobody["time"],
+            "advertised": {},
             "draining": False,
             "datasets": [],
             "sent": {},

@@ -187,7 +187,10 @@ async def test_a_stream_goes_ahead_only_while_there_is_room() -> None:
         with prefetch(0) as first, prefetch(1) as second:
             assert await anext(first)
             assert await anext(second)
-            await anyio.to_thread.run_sync(wait_until, lambda: memory.held == 30)
+            # What a stream wants is held before a thread has prepared it.
+            await anyio.to_thread.run_sync(
+                wait_until, lambda: (memory.held, sum(prepared)) == (30, 3)
+            )
             await anyio.wait_all_tasks_blocked()
             # 20 bytes are sent, and one stream has the next 10.
             assert (sorted(prepared), memory.held) == ([1, 2], 30)
