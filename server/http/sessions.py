@@ -94,10 +94,11 @@ async def run_session(context: ServerContext, function: Callable[[], Awaitable[_
         raise _ended() from None
     try:
         return await asyncio.wrap_future(future)
-    finally:
-        if future.cancelled():
-            with suppress(RuntimeError):
-                context.loop.call_soon_threadsafe(cancel)
+    except asyncio.CancelledError:
+        future.cancel()
+        with suppress(RuntimeError):
+            context.loop.call_soon_threadsafe(cancel)
+        raise
 
 
 async def run_elsewhere(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T]) -> _T:
