@@ -35,7 +35,7 @@ from splitarrow.transport.ucx.sending import FAREWELL, Sender
 
 WINDOW_BYTES = 8 << 20
 SYNC_BYTES = 64 << 10
-"""The bytes in flight, and those after which a body is sent synchronously; see docs/wire.md."""
+"""The bytes in flight, and those after which a body is sent synchronously."""
 FAILED = -3
 
 
