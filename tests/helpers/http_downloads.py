@@ -83,6 +83,10 @@ class Downloader:
             assert self._exactly(2) == b"\r\n"
         return Download(status, headers, bytes(body), self._fields())
 
+    def read_all(self) -> bytes:
+        """Return everything that arrives until the connection ends, as it is."""
+        return self._file.read()
+
     def get(self, path: str, **headers: str) -> Download:
         """Send a request, and return its response."""
         fields: dict[str, Any] = dict(headers)

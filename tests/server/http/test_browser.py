@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -18,10 +17,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 from pyarrow import ipc
 
 import splitarrow
+from helpers.browser import running_browser
 from helpers.publication import publish
 from helpers.waiting import wait_until
 from splitarrow.errors import RemoteError, SplitArrowError
@@ -31,7 +31,6 @@ from splitarrow.server.http.page import POINTS
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 SCHEMES = ("light", "dark")
 CONTRAST = """
@@ -61,14 +60,8 @@ CONTRAST = """
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed, such as by apt")
-    with sync_playwright() as playwright:
-        # Chromium cannot use its sandbox as root or in a container.
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+    with running_browser() as browser:
         yield browser
-        browser.close()
 
 
 class Load:
