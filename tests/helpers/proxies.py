@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +15,13 @@ from typing import NamedTuple
 import pytest
 
 from helpers.package import ROOT
+from helpers.page_blocks import read_blocks
 from helpers.waiting import wait_until
 
 FOLDER = ROOT / ".venv" / "proxies"
 """What ``make .venv/proxies`` installs: a part of the file system, which has Envoy in its root."""
+_PAGE = ROOT / "docs" / "guide" / "proxies.md"
+_BEGINNINGS = {"nginx": "stream {", "HAProxy": "defaults", "Envoy": "static_resources:"}
 _LIBRARIES = [FOLDER / "usr" / "lib" / f"{os.uname().machine}-linux-gnu", FOLDER / "usr" / "lib"]
 
 
@@ -70,6 +74,41 @@ def find_program(name: str) -> str:
     if found is None:
         pytest.skip(f"no {name}: run make .venv/proxies")
     return found
+
+
+def read_guide(name: str) -> str:
+    """Return the configuration of a proxy, as the guide has it."""
+    (found,) = [
+        block.code for block in read_blocks(_PAGE) if block.code.startswith(_BEGINNINGS[name])
+    ]
+    return found
+
+
+def find_envoy_tls(text: str, protocols: str = "h2, http/1.1") -> str:
+    """Return the part of Envoy's configuration that makes a listener use TLS."""
+    found = re.search(r"        - transport_socket:.*?(?=          filters:)", text, re.DOTALL)
+    assert found is not None
+    return found[0].replace("[h2, http/1.1]", f"[{protocols}]")
+
+
+def configure(
+    name: str, ports: Mapping[str, int], certificate: Path, changes: Mapping[str, str]
+) -> str:
+    """Return the configuration of the guide with other ports, for daemons of this host.
+
+    `changes` has more texts that are replaced, each of which occurs once.
+    """
+    text = read_guide(name)
+    for old, new in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    marks = {old: f"<{index}>" for index, old in enumerate(ports)}
+    for old, mark in marks.items():
+        assert old in text
+        text = text.replace(old, mark)
+    for old, mark in marks.items():
+        text = text.replace(mark, str(ports[old]))
+    return text.replace("10.0.0.7", "127.0.0.1").replace("/etc/ssl/data.pem", str(certificate))
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import ssl
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -18,9 +17,15 @@ import pytest
 import trustme
 
 import splitarrow
-from helpers.package import ROOT
-from helpers.page_blocks import read_blocks
-from helpers.proxies import PROXIES, Ports, find_ports, running
+from helpers.proxies import (
+    PROXIES,
+    Ports,
+    configure,
+    find_envoy_tls,
+    find_ports,
+    read_guide,
+    running,
+)
 from helpers.waiting import wait_until
 from splitarrow.errors import SplitArrowError
 from splitarrow.protocol.uri import DataUri
@@ -28,28 +33,9 @@ from splitarrow.transport.tls_options import TlsOptions
 
 pytestmark = pytest.mark.slow
 
-PAGE = ROOT / "docs" / "guide" / "proxies.md"
 TABLE = pa.table({"n": pa.array(np.arange(1 << 20))})
 LARGE = pa.table({"n": pa.array(np.zeros(8 << 20))})
 NAME = "localhost"
-BEGINNINGS = {"nginx": "stream {", "HAProxy": "defaults", "Envoy": "static_resources:"}
-
-
-def read_configuration(name: str) -> str:
-    """Return the configuration of a proxy, as the guide has it."""
-    (found,) = [
-        block.code for block in read_blocks(PAGE) if block.code.startswith(BEGINNINGS[name])
-    ]
-    return found
-
-
-def _find_envoy_tls(text: str) -> str:
-    """Return the part of Envoy's configuration that makes a listener use TLS."""
-    found = re.search(r"        - transport_socket:.*?(?=          filters:)", text, re.DOTALL)
-    assert found is not None
-    return found[0].replace("[h2, http/1.1]", "[]")
-
-
 CERTIFICATE = (
     "ssl_protocols TLSv1.3; ssl_certificate /etc/ssl/data.pem; "
     "ssl_certificate_key /etc/ssl/data.pem;"
@@ -57,7 +43,9 @@ CERTIFICATE = (
 ENDING_TLS: dict[str, Callable[[str], dict[str, str]]] = {
     "nginx": lambda text: {"listen 30016;": f"listen 30016 ssl; {CERTIFICATE}"},
     "HAProxy": lambda text: {"bind :30016": "bind :30016 ssl crt /etc/ssl/data.pem"},
-    "Envoy": lambda text: {"        - filters:\n": f"{_find_envoy_tls(text)}          filters:\n"},
+    "Envoy": lambda text: {
+        "        - filters:\n": f"{find_envoy_tls(text, '')}          filters:\n"
+    },
 }
 """Returns what makes a proxy end the TLS of data, by the text in its place."""
 
@@ -136,25 +124,19 @@ def outside(
         tls_cert=pem if listener == "tcp+tls" else None,
         proxy_protocol=["127.0.0.0/8"] if trusted else [],
     ) as server:
-        text = read_configuration(name)
-        if ends_tls:
-            for old, new in ENDING_TLS[name](text).items():
-                assert text.count(old) == 1
-                text = text.replace(old, new)
-        replaced = {
-            "8815": port_of(server.control_uri),
-            "8816": port_of(server.listen[0]),
-            "9816": port_of(server.http_uri),
-            "30016": ports.data,
-            "443": ports.web,
-        }
-        marks = {old: f"<{index}>" for index, old in enumerate(replaced)}
-        for old, mark in marks.items():
-            assert old in text
-            text = text.replace(old, mark)
-        for old, mark in marks.items():
-            text = text.replace(mark, str(replaced[old]))
-        text = text.replace("10.0.0.7", "127.0.0.1").replace("/etc/ssl/data.pem", str(pem))
+        changes = ENDING_TLS[name](read_guide(name)) if ends_tls else {}
+        text = configure(
+            name,
+            {
+                "8815": port_of(server.control_uri),
+                "8816": port_of(server.listen[0]),
+                "9816": port_of(server.http_uri),
+                "30016": ports.data,
+                "443": ports.web,
+            },
+            pem,
+            changes,
+        )
         with running(PROXIES[name](folder, text), folder, ports):
             yield Outside(server, ports, ca)
 
