@@ -275,7 +275,7 @@ class DataResponse(Response):
                 for each in pending:
                     if not each.cancel() and not each.cancelled():
                         each.exception()  # it is the one that has ended the stream, or later
-            await run_elsewhere(outlet.loop, outlet.end(stream.rows))
+            await run_elsewhere(outlet.loop, outlet.end(rows=stream.rows))
 
     def _compresses(self, plan: _Plan) -> bool:
         """Return whether to compress a response: text, or if the client accepts nothing else."""
@@ -337,7 +337,6 @@ class DataResponse(Response):
             is_whole = part == (0, file.size)
             if is_whole and plan.dataset.rows is not None and plan.request.shard is None:
                 stream.rows = plan.dataset.rows
-            await run_elsewhere(outlet.loop, outlet.end())
 
     async def _send_part(
         self, stored: StoredFile, part: ByteRange, outlet: Outlet, stream: RunningStream
@@ -367,7 +366,9 @@ class DataResponse(Response):
             return data
 
         data = await run_in_thread(read_tail, limiter=threads)
-        await self._write(outlet, stream, [data])
+        # The response ends with its last byte: the next request then finds it complete.
+        await run_elsewhere(outlet.loop, outlet.end(data))
+        self._count(stream, len(data))
 
 
 async def _wait_disconnected(receive: Receive) -> None:

@@ -95,12 +95,12 @@ class Outlet:
         except OSError as error:
             raise ConnectionLostError(f"the client has disconnected: {error.strerror}") from None
 
-    async def end(self, rows: int | None = None) -> None:
-        """End the response. A chunked body has the number of rows in its trailer."""
+    async def end(self, piece: bytes = b"", *, rows: int | None = None) -> None:
+        """End the response with the last piece. A chunked body has the rows in its trailer."""
         self._check()
         if rows is not None:
             self.connection.add_trailers([(ROWS_TRAILER, str(rows))])
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": piece, "more_body": False})
 
     def _check(self) -> None:
         if self.connection.is_lost:

@@ -27,6 +27,7 @@ from helpers.publication import numbers, publish
 from helpers.waiting import wait_until
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.server import session
+from splitarrow.server.http import listener
 
 ROWS = 1000
 TABLE = pa.table(
@@ -321,6 +322,17 @@ def test_slow_clients_leave_room_for_health_checks(server: splitarrow.Server) ->
     wait_until(lambda: server.stats()["streams"] == 0)
 
 
+def test_connections_are_idle_again_after_a_response(
+    server: splitarrow.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "MAX_CONNECTIONS", 2)
+    with Downloader(uri_of(server)) as first, Downloader(uri_of(server)) as second:
+        for client in (first, second):
+            assert client.get("/v1/datasets/table/data").status == 200
+        with pytest.raises(IncompleteDownloadError):
+            download(uri_of(server), "/healthz")
+
+
 def test_a_connection_carries_several_responses(server: splitarrow.Server) -> None:
     with Downloader(uri_of(server)) as client:
         for query in ("?limit=5", "?format=csv&limit=2", "?limit=nothing", "?format=arrow-file"):
@@ -415,11 +427,33 @@ def test_a_file_that_changes_meanwhile_never_arrives_whole(tmp_path: Path) -> No
         assert not writer.is_alive()
 
 
+def test_a_file_without_a_lease_that_changes_never_arrives_whole(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "big.arrow", BIG, batch_rows=1000)
+    with (
+        serve({"big": str(path)}, allow_writers=True) as server,
+        Downloader(uri_of(server)) as client,
+    ):
+        client.send("/v1/datasets/big/data?format=arrow-file")
+        head = client.read_head()
+        with path.open("r+b") as file:
+            file.seek(1000)
+            file.write(b"?" * 50)
+        with pytest.raises(IncompleteDownloadError):
+            client.read_body(*head)
+
+
+def test_the_next_request_returns_the_files_of_the_last_response(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "big.arrow", BIG, batch_rows=1000)
+    with serve({"big": str(path)}) as server, Downloader(uri_of(server)) as client:
+        client.get("/v1/datasets/big/data?format=arrow-file")
+        client.get("/healthz")
+        with path.open("r+b") as file:  # a lease would let this wait
+            file.write(b"new")
+
+
 def test_a_writer_does_not_wait_for_an_idle_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from splitarrow.server.http import listener
-
     monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.05)
     path = write_file(tmp_path / "big.arrow", BIG, batch_rows=1000)
     with serve({"big": str(path)}) as server, Downloader(uri_of(server)) as client:
@@ -505,6 +539,24 @@ def test_the_connections_of_an_address_are_limited() -> None:
         client.read_head()
         assert download(uri_of(server), "/v1/datasets/big/data").status == 429
         assert download(uri_of(server), "/healthz").status == 200
+        client.close()
+        wait_until(lambda: server.stats()["streams"] == 0)
+        for _ in range(3):  # each gives its connection back
+            assert download(uri_of(server), "/v1/datasets/big/data?limit=1").status == 200
+
+
+def test_the_responses_of_a_server_are_limited() -> None:
+    with serve({"big": BIG}, max_connections=2, max_connections_per_address=9) as server:
+        clients = [Downloader(uri_of(server)) for _ in range(2)]
+        for client in clients:
+            client.send("/v1/datasets/big/data")
+            client.read_head()
+        assert download(uri_of(server), "/v1/datasets/big/data").status == 429
+        for client in clients:
+            client.close()
+        wait_until(lambda: server.stats()["streams"] == 0)
+        for _ in range(3):
+            assert download(uri_of(server), "/v1/datasets/big/data?limit=1").status == 200
 
 
 def test_an_expensive_filter_is_refused() -> None:
