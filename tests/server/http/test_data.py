@@ -405,7 +405,9 @@ def test_a_version_is_immutable_and_others_are_revalidated(server: splitarrow.Se
     assert new.headers["splitarrow-version"].startswith("2-")
     again = download(uri_of(server), path, If_None_Match=new.headers["etag"])
     assert (again.status, again.body) == (304, b"")
-    assert download(uri_of(server), f"{path}?version=9").status == 409
+    missing = download(uri_of(server), f"{path}?version=9")
+    assert missing.status == 409
+    assert b"ticket" not in missing.body
 
 
 def test_a_file_that_changes_meanwhile_never_arrives_whole(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import splitarrow
 from helpers.http_downloads import Download, Downloader, download
+from helpers.waiting import wait_until
 from splitarrow.protocol.limits import Limits
 
 TABLE = pa.table({"n": range(1000), "text": pa.array(["a", "b"] * 500).dictionary_encode()})
@@ -114,6 +115,17 @@ def test_a_slow_client_is_refused(tmp_path: Path) -> None:
         found = client.read()
         assert found.status == 503
         assert b"the client sent less than 1024 bytes per second" in found.body
+
+
+def test_a_draining_daemon_takes_no_uploads(server: splitarrow.Server) -> None:
+    large = pa.table({"n": pa.array(range(4_000_000))})
+    assert put(server, "large", encode(large, 100_000)).status == 201
+    with Downloader(server.http_uri or "") as client:
+        client.send("/v1/datasets/large/data?format=csv")
+        client.read_head()
+        server._daemon.loop.call_soon_threadsafe(server._daemon.drain)
+        wait_until(lambda: server._daemon.draining)
+        assert put(server, "late", encode(TABLE)).status == 503
 
 
 @pytest.mark.parametrize(
