@@ -1,5 +1,5 @@
 """The entry point of the data source: PySpark imports every module named ``pyspark_*``."""
 
-from .pipeline.datasource import SplitArrowDataSource as DefaultSource
+from splitarrow.pipeline.datasource import SplitArrowDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pyarrow as pa
@@ -229,3 +231,10 @@ def test_without_the_jar_its_reader_cannot_be_selected():
     assert isinstance(reader("python"), DatasetReader)
     with pytest.raises(UsageError, match="has not loaded the reader in the JVM"):
         reader("jvm")
+
+
+def test_spark_finds_the_source_in_the_installed_modules() -> None:
+    """PySpark imports the modules of this name in a process of its own, by their names alone."""
+    script = "import pyspark_splitarrow; print(pyspark_splitarrow.DefaultSource.name())"
+    found = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)
+    assert (found.stdout, found.returncode) == ("splitarrow\n", 0), found.stderr
