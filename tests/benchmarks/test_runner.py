@@ -21,7 +21,7 @@ from splitarrow.benchmarks.runner import Case
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("benchmark")]
 
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = (4 * KIB, MIB)
+SIZES = (MIB,)
 
 
 @pytest.fixture(scope="module")

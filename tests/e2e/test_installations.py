@@ -258,7 +258,18 @@ def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=name)
+# The longest ones run from a checkout, too.
+_LONG = ("conditions-at-a-shell", "data-frames", "dates", "upload-of-CSV")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(each, marks=pytest.mark.long if name(each) in _LONG else ())
+        for each in PROGRAMS
+    ],
+    ids=name,
+)
 @pytest.mark.xdist_group("wheel")
 def test_a_wheel(program: Program, wheel_environment: Path, tmp_path: Path) -> None:
     path = {"PATH": f"{wheel_environment / 'bin'}:/usr/bin:/bin", "PYTHONPATH": ""}

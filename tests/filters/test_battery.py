@@ -363,10 +363,13 @@ CASE_GROUPS = [range(int(SEED), int(SEED) + 1)] if SEED else _divide(CASES, GROU
 _QUICK_GROUPS = 1
 
 
+_LEVELS = (pytest.mark.slow, (pytest.mark.slow, pytest.mark.long))
+
+
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(seeds, marks=pytest.mark.slow if index >= _QUICK_GROUPS else ())
+        pytest.param(seeds, marks=_LEVELS[index % 2] if index >= _QUICK_GROUPS else ())
         for index, seeds in enumerate(CASE_GROUPS)
     ],
     ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",

@@ -120,7 +120,13 @@ def sent_bytes(server: Daemon) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "workers"), [("stream", 0), ("stream", 2), ("all", 0), ("fit", 0)]
+    ("kind", "workers"),
+    [
+        ("stream", 0),
+        pytest.param("stream", 2, marks=pytest.mark.long),
+        ("all", 0),
+        ("fit", 0),
+    ],
 )
 def test_a_relay_keeps_what_the_next_epoch_needs_first(
     tmp_path: Path, published: str, kind: str, workers: int
@@ -265,7 +271,7 @@ def test_a_rank_announces_the_lanes_that_it_reads(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["all", "split"])
+@pytest.mark.parametrize("kind", [pytest.param("all", marks=pytest.mark.long), "split"])
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_each_worker_announces_what_its_rank_reads_after_a_resume(

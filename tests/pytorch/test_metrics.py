@@ -186,7 +186,11 @@ def test_workers_share_their_figures_with_the_trainer(
 
 @pytest.mark.parametrize(
     ("workers", "threads", "seconds"),
-    [(0, 0, 0.004), (0, 2, 0.004), pytest.param(2, 0, 0.02, marks=pytest.mark.slow)],
+    [
+        (0, 0, 0.004),
+        (0, 2, 0.004),
+        pytest.param(2, 0, 0.02, marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
 )
 def test_a_transform_that_takes_time_is_the_limit(
     server: Daemon, workers: int, threads: int, seconds: float

@@ -14,6 +14,7 @@ def test_the_optimum_and_lru() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_relay_fetches_little_more_than_the_optimum() -> None:
     # A smaller cache than this would have many of its shards in use, by 8 readers.
     found = measure(shards=64, shares=[0.5], rows=20_000)

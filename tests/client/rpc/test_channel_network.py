@@ -133,5 +133,6 @@ def test_a_dead_address_of_a_name_is_skipped(tmp_path: Path) -> None:
 
 @needs_root
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_forgotten_connection_is_replaced_within_5_s(tmp_path: Path) -> None:
     run_in_namespace(tmp_path, FORGET)

@@ -89,6 +89,7 @@ def test_a_reader_in_another_namespace_gets_no_shared_memory(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_daemon_frees_the_stream_of_a_host_that_is_gone(
     namespace: Namespace, daemon: StartDaemon, tmp_path: Path
 ) -> None:
