@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -652,6 +653,18 @@ def test_wrong_requests_have_a_status_that_says_so(
         found = client.read()
     assert found.status == status, found.body
     assert found.body.endswith(b"\n") or status == 405
+
+
+def test_a_flood_of_headers_ends_the_connection(server: splitarrow.Server) -> None:
+    flood = b"".join(b"X-%d: %s\r\n" % (number, b"y" * 50) for number in range(2000))
+    with Downloader(uri_of(server)) as client:
+        with suppress(ConnectionError):
+            client.socket.sendall(b"GET /v1/datasets/table/data HTTP/1.1\r\n" + flood)
+        answer = b""
+        with suppress(ConnectionError):
+            while received := client.socket.recv(1 << 16):
+                answer += received
+    assert not answer or answer.startswith(b"HTTP/1.1 400")
 
 
 def test_two_requests_in_one_are_refused(server: splitarrow.Server) -> None:
