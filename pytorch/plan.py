@@ -24,7 +24,7 @@ import pyarrow as pa
 from ..client.connect import AnyClient, connect
 from ..client.dataset.client import Client
 from ..client.kept_clients import KEPT_CLIENTS
-from ..client.tokens import TokenSource
+from ..client.tokens import FixedToken, TokenSource
 from ..errors import ConnectionLostError, DatasetError, SplitArrowError, UsageError
 from ..formats.arrow.numpy_arrays import prevent_pandas_import
 from ..formats.nested_fields import select_schema
@@ -55,6 +55,11 @@ class Servers:
     def connect(self) -> AnyClient:
         """Connect; raises as `splitarrow.connect` does."""
         return connect(self.uris, self.token, tls=self.tls)
+
+    def fix_token(self) -> Servers:
+        """Return the same with the token of now: another process may lack the function of one."""
+        token = self.token
+        return self if token is None else replace(self, token=FixedToken(token.current()))
 
     def borrow(self) -> AbstractContextManager[AnyClient]:
         """Return a context manager of the client that all loaders of this process share.
@@ -343,7 +348,7 @@ def call_with_client(
     if default_start_method() != "fork" or GRPC_USAGE.has_fork_support:
         with servers.connect() as client:
             return function(client, selection, *arguments, **keywords)
-    task = partial(_perform, function, servers, selection, *arguments, **keywords)
+    task = partial(_perform, function, servers.fix_token(), selection, *arguments, **keywords)
     process = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         input=pickle.dumps(sys.path) + pickle.dumps(task),
