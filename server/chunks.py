@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import pyarrow as pa
 
 from ..errors import remote_error
 from ..protocol.request import Request
@@ -36,7 +37,7 @@ CHUNK_GROUP_BYTES = 128 << 10
 
 
 class ReadAhead:
-    """Divides 4 MiB among the streams that DoGet sends now.
+    """Divides 4 MiB among the streams that a service sends now.
 
     A stream holds two chunks of messages: it sends one while a worker thread prepares the other.
     The stream of a slow reader holds one small chunk.
@@ -49,17 +50,19 @@ class ReadAhead:
     524288
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_chunk_bytes: int = _MAX_CHUNK_BYTES) -> None:
         self._streams = 0
+        self.max_chunk_bytes = max_chunk_bytes
+        """The largest size of a chunk, in bytes."""
 
     @property
     def chunk_bytes(self) -> int:
-        """The size at which a chunk is complete, in bytes: from 64 to 512 KiB.
+        """The size at which a chunk is complete, in bytes: at least 64 KiB.
 
         Any thread may read it.
         """
         share = _TOTAL_BYTES // (_CHUNKS_PER_STREAM * max(1, self._streams))
-        return min(max(share, _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
+        return min(max(share, _MIN_CHUNK_BYTES), self.max_chunk_bytes)
 
     def allows(self, nbytes: int) -> bool:
         """Return whether each stream may prepare a message of this size ahead."""
@@ -97,7 +100,7 @@ class Pace:
         if seconds >= _SLOW_SECONDS:
             self._grown_bytes = _MIN_CHUNK_BYTES
             return False
-        self._grown_bytes = min(2 * self._grown_bytes, _MAX_CHUNK_BYTES)
+        self._grown_bytes = min(2 * self._grown_bytes, self._read_ahead.max_chunk_bytes)
         return self._read_ahead.allows(chunk.largest)
 
 
@@ -107,12 +110,12 @@ class Chunk:
     __slots__ = ("_full_bytes", "_started", "largest", "messages", "nbytes", "rows")
 
     def __init__(self, full_bytes: int) -> None:
-        self.messages = deque[bytes]()
+        self.messages = deque[bytes | memoryview]()
         self.rows = self.largest = self.nbytes = 0
         self._full_bytes = full_bytes
         self._started = time.monotonic()
 
-    def add(self, data: bytes, rows: int) -> None:
+    def add(self, data: bytes | memoryview, rows: int) -> None:
         """Add a message, as it is sent."""
         self.messages.append(data)
         self.rows += rows
@@ -131,7 +134,7 @@ class Chunk:
 
 
 def build_chunks(
-    source: Source, pace: Pace, encode: Callable[[SourceMessage], bytes]
+    source: Source, pace: Pace, encode: Callable[[SourceMessage], bytes | memoryview]
 ) -> Iterator[Chunk]:
     """Yield the messages of a source in chunks.
 
@@ -161,17 +164,29 @@ def join_message(head: bytes, message: SourceMessage) -> bytes:
         return b"".join((head, *body))
     joined = BytesIO(bytes(len(head) + message.body_length))
     with joined.getbuffer() as view:
-        end = len(head)
-        view[:end] = head
-        for part in body:
-            is_span = isinstance(part, FileSpan)
-            begin, end = end, end + (part.nbytes if is_span else memoryview(part).nbytes)
-            with view[begin:end] as target:
-                if is_span:
-                    part.read_into(target)
-                else:
-                    target[:] = memoryview(part).cast("B")
+        _fill(view, head, body)
     return joined.getvalue()  # the memory of the BytesIO, not a copy of it
+
+
+def join_buffer(head: bytes, message: SourceMessage) -> memoryview:
+    """Return what `join_message` does, in a buffer that is not cleared first."""
+    buffer: Any = pa.allocate_buffer(len(head) + message.body_length)
+    view = memoryview(buffer).cast("B")
+    _fill(view, head, message.body or ())
+    return view
+
+
+def _fill(view: memoryview, head: bytes, body: Sequence[Any]) -> None:
+    end = len(head)
+    view[:end] = head
+    for part in body:
+        is_span = isinstance(part, FileSpan)
+        begin, end = end, end + (part.nbytes if is_span else memoryview(part).nbytes)
+        with view[begin:end] as target:
+            if is_span:
+                part.read_into(target)
+            else:
+                target[:] = memoryview(part).cast("B")
 
 
 @contextmanager
@@ -233,7 +248,7 @@ async def send_chunks(
     pace: Pace,
     stream: RunningStream,
     slot: ReadSlot,
-    write: Callable[[deque[bytes]], Awaitable[None]],
+    write: Callable[[deque[bytes | memoryview]], Awaitable[None]],
     *,
     first_idle_seconds: float | None = None,
     idle_seconds: float | None = None,

@@ -182,6 +182,10 @@ class RunningStream:
         """Record that the first rows were sent."""
         self.first_rows_seconds = self.seconds
 
+    def renew_write(self) -> None:
+        """Record that the reader takes what is being written. Any thread may call this."""
+        self.writing_since = time.monotonic()
+
     def update(self) -> None:
         """Bring the figures up to date."""
         if self.source is not None:

@@ -28,7 +28,7 @@ from pyarrow import flight
 from ...testing import Daemon
 from ..statistics import format_interval, median_interval
 
-_ROWS = 16_000_000
+_ROWS = 64_000_000
 _BATCH_ROWS = 65_536
 _NGINX = """
 daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;

@@ -152,7 +152,7 @@ async def _send_source(
         await write(signs.pop() if signs else _KEEP_ALIVE)
         return idle_seconds
 
-    async def write_messages(messages: deque[bytes]) -> None:
+    async def write_messages(messages: deque[bytes | memoryview]) -> None:
         if signs:
             await send_sign()
         while messages:

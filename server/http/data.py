@@ -48,7 +48,7 @@ from .sessions import run_elsewhere, run_http_stream, run_session
 
 VERSION_HEADER = "splitarrow-version"
 """The header with the version of the dataset, with which a client continues a read."""
-_PART_BYTES = 8 << 20
+_PART_BYTES = 64 << 20
 """The part of a file that the kernel sends at a time, in bytes."""
 _COPY_BYTES = 1 << 20
 """The part of a file that is read and sent where the kernel cannot send it, in bytes."""
@@ -257,7 +257,7 @@ class DataResponse(Response):
             pending: list[asyncio.Future[None]] = []
             """The pieces that are being sent while the next ones are made."""
 
-            async def write(messages: deque[bytes]) -> None:
+            async def write(messages: deque[bytes | memoryview]) -> None:
                 if not outlet.has_begun:  # errors of the first chunk still become a status
                     await self._call(outlet, 200, headers)
                 pieces = list(messages)
@@ -285,7 +285,9 @@ class DataResponse(Response):
         is_arrow = plan.format.name.startswith("arrow")
         return plan.format.is_text or (is_arrow and header.strip().lower() == "zstd")
 
-    async def _write(self, outlet: Outlet, stream: RunningStream, pieces: list[bytes]) -> None:
+    async def _write(
+        self, outlet: Outlet, stream: RunningStream, pieces: list[bytes | memoryview]
+    ) -> None:
         """Send pieces, and count them."""
         nbytes = sum(map(len, pieces))
         stream.writing_since = time.monotonic()
@@ -352,7 +354,8 @@ class DataResponse(Response):
                 nbytes = min(tail - position, _PART_BYTES)
                 stream.writing_since = time.monotonic()
                 stream.waits.begin()
-                await run_elsewhere(outlet.loop, outlet.write_file(file, position, nbytes))
+                sending = outlet.write_file(file, position, nbytes, stream.renew_write)
+                await run_elsewhere(outlet.loop, sending)
                 self._count(stream, nbytes)
             else:
                 nbytes = min(tail - position, _COPY_BYTES)

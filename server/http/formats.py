@@ -16,7 +16,7 @@ from ...sinks import Sink
 from ...sinks.text import CsvSink, JsonLinesSink
 from ..catalog.dataset import Source
 from ..catalog.vortex_encoding import MessageDecoder
-from ..chunks import Chunk, Pace, build_chunks, join_message
+from ..chunks import Chunk, Pace, build_chunks, join_buffer
 
 _ROW_GROUP_BYTES = 32 << 20
 """The size at which a response in Parquet has a row group. Until then it is kept in memory."""
@@ -48,11 +48,11 @@ def _write_arrow(make: Callable[[], StreamAssembler]) -> Write:
         assembler = make()
         has_begun = False
 
-        def encode(message: SourceMessage) -> bytes:
+        def encode(message: SourceMessage) -> bytes | memoryview:
             nonlocal has_begun
             if has_begun:
                 head = assembler.add(message.metadata, message.body_length)
-                return join_message(head, message)
+                return join_buffer(head, message)
             has_begun = True
             return assembler.begin(bytes(message.metadata))
 

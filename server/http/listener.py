@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import select
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +41,8 @@ KEEP_ALIVE_SECONDS = 75.0
 RESPONSE_SECONDS = 60.0
 """The time for a response to be made and taken by the client, in seconds."""
 _CHECK_SECONDS = 2.0
+_FIRST_BYTES = 64 << 10
+_PAUSE_MILLISECONDS = 10
 _CLIENT_CLOSE_SECONDS = 2.0
 """The time for a client to close its end of a connection, in seconds."""
 
@@ -97,6 +101,29 @@ class _SentBytes(bytes):
 
     def __len__(self) -> int:
         return self.nbytes
+
+
+def _send_while_taken(descriptor: int, file: SourceFile, position: int, end: int) -> int:
+    """Send a part of a file until the client pauses; return the position. Close the descriptor.
+
+    It is a copy: another connection may get the number of a descriptor that is closed meanwhile.
+    """
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLOUT)
+    try:
+        while position < end:
+            try:
+                sent = os.sendfile(descriptor, file.fileno(), position, end - position)
+            except BlockingIOError:
+                if not waiting.poll(_PAUSE_MILLISECONDS):
+                    break
+                continue
+            if not sent:
+                raise file.truncation_error(position)
+            position += sent
+        return position
+    finally:
+        os.close(descriptor)
 
 
 class BoundedConnection(H11Protocol):
@@ -216,14 +243,18 @@ class BoundedConnection(H11Protocol):
         """Send trailers after the body that ends next."""
         self._framing.trailers = trailers
 
-    async def send_large(self, piece: bytes) -> None:
+    async def send_large(self, piece: bytes | memoryview) -> None:
         """Send a piece of a body without copying it."""
         if self.flow.write_paused:
             await self.flow.drain()
-        for part in self._framing.send_with_data_passthrough(h11.Data(data=piece)) or ():
+        for part in (
+            self._framing.send_with_data_passthrough(h11.Data(data=cast(bytes, piece))) or ()
+        ):
             self.transport.write(part)
 
-    async def send_file(self, file: SourceFile, offset: int, nbytes: int) -> None:
+    async def send_file(
+        self, file: SourceFile, offset: int, nbytes: int, on_progress: Callable[[], object]
+    ) -> None:
         """Send a part of a file as a part of the body.
 
         The socket refers to the pages of the file until its client has read them.
@@ -235,9 +266,19 @@ class BoundedConnection(H11Protocol):
             await self.flow.drain()
         self._framing.send_with_data_passthrough(h11.Data(data=_SentBytes(nbytes)))
         transport, source = cast(Any, self._patient.wrapped), cast(Any, file)
-        sent = await self.loop.sendfile(transport, source, offset, nbytes, fallback=False)
-        if sent != nbytes:
-            raise file.truncation_error(offset + sent)
+        position, end = offset, offset + nbytes
+        while position < end:
+            # The event loop waits for the client. While it takes data, a thread needs less time.
+            size = min(end - position, _FIRST_BYTES)
+            sent = await self.loop.sendfile(transport, source, position, size, fallback=False)
+            if sent != size:
+                raise file.truncation_error(position + sent)
+            position += sent
+            on_progress()
+            if position < end:
+                descriptor = os.dup(transport.get_extra_info("socket").fileno())
+                send = partial(_send_while_taken, descriptor, file, position, end)
+                position = await self.loop.run_in_executor(None, send)
 
     def abort(self) -> None:
         """Reset the connection."""

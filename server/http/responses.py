@@ -46,12 +46,14 @@ class Connection(Protocol):
         """Send trailers after the body that ends next."""
         ...
 
-    async def send_large(self, piece: bytes) -> None:
+    async def send_large(self, piece: bytes | memoryview) -> None:
         """Send a piece of a body without copying it."""
         ...
 
-    async def send_file(self, file: SourceFile, offset: int, nbytes: int) -> None:
-        """Send a part of a file as a part of the body."""
+    async def send_file(
+        self, file: SourceFile, offset: int, nbytes: int, on_progress: Callable[[], object]
+    ) -> None:
+        """Send a part of a file as a part of the body. `on_progress` is called now and then."""
         ...
 
     def abort(self) -> None:
@@ -77,7 +79,7 @@ class Outlet:
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
-    async def write(self, pieces: Sequence[bytes]) -> None:
+    async def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Send pieces of the body, and return when the client has taken most of them."""
         for piece in pieces:
             self._check()
@@ -87,11 +89,13 @@ class Outlet:
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         self._check()
 
-    async def write_file(self, file: SourceFile, offset: int, nbytes: int) -> None:
-        """Send a part of a file as a part of the body."""
+    async def write_file(
+        self, file: SourceFile, offset: int, nbytes: int, on_progress: Callable[[], object]
+    ) -> None:
+        """Send a part of a file as a part of the body; see `Connection.send_file`."""
         self._check()
         try:
-            await self.connection.send_file(file, offset, nbytes)
+            await self.connection.send_file(file, offset, nbytes, on_progress)
         except OSError as error:
             raise ConnectionLostError(f"the client has disconnected: {error.strerror}") from None
 
