@@ -24,6 +24,7 @@ from ..server.catalog.dataset import (
     Measures,
     ServedDataset,
     Shard,
+    StoredFile,
     check_version,
 )
 from ..server.catalog.messages.reencoding import encode_groups
@@ -179,6 +180,13 @@ class _RelayedVersion(PublishedVersion):
         except CacheFullError:
             passed, part = self._pass(request)
             return passed.open(part, Encoding(), format=FILE)
+
+    def open_stored_file(self, request: Request) -> StoredFile | None:
+        """Open the file of a shard, if the cache has room; see `PublishedVersion`."""
+        try:
+            return super().open_stored_file(request)
+        except CacheFullError:
+            return None
 
     def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
         """Yield a measure of each stored batch; see `PublishedVersion.measure_batches`.

@@ -20,6 +20,7 @@ import splitarrow
 from helpers.control_plane import TOKENS
 from helpers.daemons import StartDaemon
 from helpers.files import write_file
+from helpers.http_downloads import download
 from helpers.pki import Pki
 from helpers.proxy import link_to
 from helpers.publication import publish
@@ -394,7 +395,11 @@ def test_wrong_arguments_are_explained(tmp_path: Path, arguments: list[str], mes
 def test_shards_that_do_not_fit_pass_through(
     tmp_path: Path, published: str, upstream: Daemon, daemon: StartDaemon
 ) -> None:
-    relay = start_relay(tmp_path, upstream, daemon, "--cache-bytes", "1KiB")
+    http = "http://127.0.0.1:0"
+    relay = start_relay(tmp_path, upstream, daemon, "--cache-bytes", "1KiB", http=http)
+    path = "/v1/datasets/trips/shards/1/data?format=arrow-file"
+    downloaded = download(str(relay.http_uri), path)
+    assert pa.ipc.open_file(downloaded.body).read_all() == TABLE.slice(1000, 1000)
     with splitarrow.connect(str(relay.control_uri)) as client:
         for transport in ("tcp", "shm", "flight"):
             assert client.read("trips", transport=transport).read_all() == TABLE
