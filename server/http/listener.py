@@ -103,27 +103,47 @@ class _SentBytes(bytes):
         return self.nbytes
 
 
-def _send_while_taken(descriptor: int, file: SourceFile, position: int, end: int) -> int:
-    """Send a part of a file until the client pauses; return the position. Close the descriptor.
+def _ignore_error(future: asyncio.Future[int]) -> None:
+    if not future.cancelled():
+        future.exception()
 
-    It is a copy: another connection may get the number of a descriptor that is closed meanwhile.
-    """
-    waiting = select.poll()
-    waiting.register(descriptor, select.POLLOUT)
+
+def _copy_descriptors(target: socket, source: SourceFile) -> tuple[int, int]:
+    copy = os.dup(target.fileno())
     try:
-        while position < end:
+        return copy, os.dup(source.fileno())
+    except BaseException:
+        os.close(copy)
+        raise
+
+
+def _send_while_taken(
+    descriptors: tuple[int, int], begin: int, end: int, is_lost: Callable[[], bool]
+) -> int:
+    """Send a part of a file until the client pauses or is lost; return the position.
+
+    The descriptors of the socket and the file are copies, which are closed at the end. The numbers
+    of the others may belong to another connection or file by then.
+    """
+    target, source = descriptors
+    waiting = select.poll()
+    waiting.register(target, select.POLLOUT)
+    position = begin
+    try:
+        while position < end and not is_lost():
             try:
-                sent = os.sendfile(descriptor, file.fileno(), position, end - position)
+                sent = os.sendfile(target, source, position, end - position)
             except BlockingIOError:
                 if not waiting.poll(_PAUSE_MILLISECONDS):
                     break
                 continue
             if not sent:
-                raise file.truncation_error(position)
+                break  # the file is shorter now, which the event loop finds
             position += sent
         return position
     finally:
-        os.close(descriptor)
+        os.close(target)
+        os.close(source)
 
 
 class BoundedConnection(H11Protocol):
@@ -276,9 +296,12 @@ class BoundedConnection(H11Protocol):
             position += sent
             on_progress()
             if position < end:
-                descriptor = os.dup(transport.get_extra_info("socket").fileno())
-                send = partial(_send_while_taken, descriptor, file, position, end)
-                position = await self.loop.run_in_executor(None, send)
+                copies = _copy_descriptors(transport.get_extra_info("socket"), file)
+                send = partial(_send_while_taken, copies, position, end, lambda: self.is_lost)
+                sending = self.loop.run_in_executor(None, send)
+                sending.add_done_callback(_ignore_error)  # nobody awaits it after a cancellation
+                # It closes its descriptors in any case, so it must not be cancelled itself.
+                position = await asyncio.shield(sending)
 
     def abort(self) -> None:
         """Reset the connection."""
