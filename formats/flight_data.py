@@ -73,7 +73,7 @@ def pack_flight_data(
     return b"".join(parts)
 
 
-def parse_flight_data(data: bytes) -> FlightData:
+def parse_flight_data(data: bytes | bytearray) -> FlightData:
     """Parse a serialized FlightData message; raises `ProtocolError` if it is malformed."""
     empty = memoryview(b"")
     descriptor: memoryview | None = None
@@ -93,7 +93,9 @@ def parse_flight_data(data: bytes) -> FlightData:
     return FlightData(descriptor, header, app_metadata, body)
 
 
-def iter_protobuf_fields(data: bytes) -> Iterator[tuple[int, int | memoryview]]:
+def iter_protobuf_fields(
+    data: bytes | bytearray | memoryview,
+) -> Iterator[tuple[int, int | memoryview]]:
     """Yield the number and the value of each field of a protobuf message.
 
     A varint is an integer; any other value is a view of its bytes. Raises `ProtocolError` if the
@@ -141,7 +143,7 @@ def encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+def _read_varint(data: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
     for at in range(position, min(position + _LONGEST_VARINT, len(data))):
         byte = data[at]

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from ..errors import remote_error
 from ..protocol.request import Request
-from ..protocol.splitter import SourceMessage
+from ..protocol.splitter import PackedRun, SourceMessage
 from ..transport.memory.files import FileSpan
 from .catalog.dataset import Source
 from .context import ServerContext
@@ -27,12 +26,15 @@ from .streams import Outcome, ReadSlot, RunningStream
 if TYPE_CHECKING:
     from .spans import StreamSpan
 
+Buffers = Sequence[bytes | memoryview]
+"""What is sent, one after the other. Each is a buffer of bytes."""
+
 _TOTAL_BYTES = 4 << 20
 _CHUNKS_PER_STREAM = 2
 _MAX_CHUNK_BYTES = 512 << 10
 _MIN_CHUNK_BYTES = 64 << 10
 _TOTAL_AHEAD_BYTES = 8 << 20
-CHUNK_GROUP_BYTES = 128 << 10
+CHUNK_GROUP_BYTES = 512 << 10
 """The bytes of small messages to read from a file at a time."""
 
 
@@ -107,20 +109,22 @@ class Pace:
 class Chunk:
     """Messages that are ready to be sent."""
 
-    __slots__ = ("_full_bytes", "_started", "largest", "messages", "nbytes", "rows")
+    __slots__ = ("_full_bytes", "_started", "buffers", "count", "largest", "nbytes", "rows")
 
     def __init__(self, full_bytes: int) -> None:
-        self.messages = deque[bytes | memoryview]()
-        self.rows = self.largest = self.nbytes = 0
+        self.buffers = deque[bytes | memoryview]()
+        self.count = self.rows = self.largest = self.nbytes = 0
         self._full_bytes = full_bytes
         self._started = time.monotonic()
 
-    def add(self, data: bytes | memoryview, rows: int) -> None:
-        """Add a message, as it is sent."""
-        self.messages.append(data)
+    def add(self, *buffers: bytes | memoryview, rows: int, count: int = 1) -> None:
+        """Add messages of equal size, as they are sent, in buffers of bytes."""
+        nbytes = sum(map(len, buffers))
+        self.buffers += buffers
+        self.count += count
         self.rows += rows
-        self.nbytes += len(data)
-        self.largest = max(self.largest, len(data))
+        self.nbytes += nbytes
+        self.largest = max(self.largest, nbytes // count)
 
     @property
     def is_full(self) -> bool:
@@ -134,9 +138,12 @@ class Chunk:
 
 
 def build_chunks(
-    source: Source, pace: Pace, encode: Callable[[SourceMessage], bytes | memoryview]
+    source: Source,
+    pace: Pace,
+    encode: Callable[[SourceMessage], Buffers],
+    encode_run: Callable[[PackedRun], Buffers] | None = None,
 ) -> Iterator[Chunk]:
-    """Yield the messages of a source in chunks.
+    """Yield the messages of a source in chunks. They are encoded one by one, or runs at once.
 
     Prefetching them pays for every source, even for one that does not block: reading files and
     copying bodies takes as long as sending them. A chunk of a slow source is sent after a short
@@ -144,49 +151,36 @@ def build_chunks(
     """
     chunk = Chunk(pace.chunk_bytes)
     for group in source:
-        last = group[-1]
-        for message in group:
-            chunk.add(encode(message), message.rows)
-            if chunk.is_full or (message is last and chunk.is_late):
-                yield chunk
-                chunk = Chunk(pace.chunk_bytes)
-    if chunk.messages:
+        if encode_run is not None and isinstance(group, PackedRun):
+            chunk.add(*encode_run(group), rows=len(group) * group.rows, count=len(group))
+        else:
+            for message in group:
+                if chunk.is_full:
+                    yield chunk
+                    chunk = Chunk(pace.chunk_bytes)
+                chunk.add(*encode(message), rows=message.rows)
+        if chunk.is_full or chunk.is_late:
+            yield chunk
+            chunk = Chunk(pace.chunk_bytes)
+    if chunk.count:
         yield chunk
 
 
-def join_message(head: bytes, message: SourceMessage) -> bytes:
-    """Return `head` and the body of a message. Files are read straight into the result.
+def list_buffers(head: bytes, message: SourceMessage) -> Buffers:
+    """Return `head` and the body of a message. What is in memory is not copied.
 
     Raises `DatasetError` if a region of a file cannot be read, or has changed.
     """
-    body = message.body or ()
-    if not any(isinstance(part, FileSpan) for part in body):
-        return b"".join((head, *body))
-    joined = BytesIO(bytes(len(head) + message.body_length))
-    with joined.getbuffer() as view:
-        _fill(view, head, body)
-    return joined.getvalue()  # the memory of the BytesIO, not a copy of it
-
-
-def join_buffer(head: bytes, message: SourceMessage) -> memoryview:
-    """Return what `join_message` does, in a buffer that is not cleared first."""
-    buffer: Any = pa.allocate_buffer(len(head) + message.body_length)
-    view = memoryview(buffer).cast("B")
-    _fill(view, head, message.body or ())
-    return view
-
-
-def _fill(view: memoryview, head: bytes, body: Sequence[Any]) -> None:
-    end = len(head)
-    view[:end] = head
-    for part in body:
-        is_span = isinstance(part, FileSpan)
-        begin, end = end, end + (part.nbytes if is_span else memoryview(part).nbytes)
-        with view[begin:end] as target:
-            if is_span:
-                part.read_into(target)
-            else:
-                target[:] = memoryview(part).cast("B")
+    buffers: list[bytes | memoryview] = [head]
+    for part in message.body or ():
+        if isinstance(part, FileSpan):
+            buffer: Any = pa.allocate_buffer(part.nbytes)
+            view = memoryview(buffer).cast("B")
+            part.read_into(view)
+            buffers.append(view)
+        else:
+            buffers.append(memoryview(part).cast("B"))
+    return buffers
 
 
 @contextmanager
@@ -248,13 +242,13 @@ async def send_chunks(
     pace: Pace,
     stream: RunningStream,
     slot: ReadSlot,
-    write: Callable[[deque[bytes | memoryview]], Awaitable[None]],
+    write: Callable[[Chunk], Awaitable[None]],
     *,
     first_idle_seconds: float | None = None,
     idle_seconds: float | None = None,
     on_idle: Callable[[], Awaitable[float | None]] | None = None,
 ) -> None:
-    """Send chunks, each of which `write` takes apart, and count them.
+    """Send chunks by `write`, and count them.
 
     `close` is called once, when no thread uses the chunks any more. If the first chunk takes longer
     than `first_idle_seconds`, or a further one longer than `idle_seconds`, `on_idle` is called. It
@@ -281,8 +275,8 @@ async def send_chunks(
             async for chunk in prefetched:
                 prefetched.idle_seconds = idle_seconds
                 began = time.monotonic()
-                stream.messages += len(chunk.messages)
-                await write(chunk.messages)
+                stream.messages += chunk.count
+                await write(chunk)
                 prefetched.is_ahead = pace.is_ahead(chunk, time.monotonic() - began)
                 stream.rows += chunk.rows
                 if chunk.rows and stream.first_rows_seconds is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -26,6 +26,8 @@ from .config import Settings
 from .uploads.publication import ShardKey
 from .uploads.store import UploadStore
 from .uploads.upload import Upload
+
+_Data = TypeVar("_Data", bytes, bytearray)
 
 
 class UploadSlots:
@@ -78,7 +80,7 @@ class Patience:
         self._rate = settings.upload_rate
         self._left = self._seconds
 
-    async def wait(self, read: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+    async def wait(self, read: Callable[[], Awaitable[_Data | None]]) -> _Data | None:
         """Return what the client sends next, or None at the end.
 
         Raises `UnavailableError` if the client is slower than the setting `upload_rate`.

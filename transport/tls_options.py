@@ -117,12 +117,25 @@ def load_client_context(options: TlsOptions) -> Reloadable[ssl.SSLContext]:
 
 
 def load_server_context(
-    options: TlsServerOptions, *, clock: Callable[[], float] = time.monotonic
+    options: TlsServerOptions,
+    *,
+    protocol: str | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Reloadable[ssl.SSLContext]:
-    """Return the context for a server's options, which is rebuilt when a file changes."""
+    """Return the context for a server's options, which is rebuilt when a file changes.
+
+    Clients may select `protocol` (ALPN).
+    """
+
+    def build() -> ssl.SSLContext:
+        context = build_server_context(options)
+        if protocol is not None:
+            context.set_alpn_protocols([protocol])
+        return context
+
     return Reloadable(
         _list_paths(options.cert_file, options.key_file, options.client_ca_file),
-        lambda: build_server_context(options),
+        build,
         on_failure=_log_failed_reload,
         clock=clock,
     )

@@ -9,9 +9,6 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import anyio
-import grpc.aio
-
 from ...errors import ExhaustedError, InvalidRequestError, ProtocolError
 from ...formats.flight_data import iter_protobuf_fields
 from ...protocol.uri import Streams
@@ -20,8 +17,8 @@ from ..auth.principal import Principal
 from ..auth.tickets import TicketClaims
 from ..caller import Caller, run_in_thread
 from ..context import ServerContext
-from ..refusals import flatten_errors
 from ..usage import KeyedCounter
+from .grpc_server import ServerCall
 
 if TYPE_CHECKING:
     from ..spans import CallSpan
@@ -62,11 +59,6 @@ class AddressCalls:
             self._running.release(address)
 
 
-Context = Any  # grpc.aio.ServicerContext is generic in types that are bytes here
-
-_END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
-
-
 class Call(Caller):
     """One call. It is valid while its handler runs.
 
@@ -80,12 +72,12 @@ class Call(Caller):
 
     def __init__(
         self,
-        context: Context,
+        context: ServerCall,
         server: ServerContext,
         headers: Mapping[str, str],
         principal: Principal,
     ) -> None:
-        peer, proxies = str(context.peer()), server.settings.proxies  # it crashes after the call
+        peer, proxies = context.peer(), server.settings.proxies
         if proxies:
             peer = find_client(peer, headers.get("x-forwarded-for"), proxies)
         super().__init__(server, principal, peer)
@@ -94,34 +86,20 @@ class Call(Caller):
         self.span: CallSpan | None = None
 
     def is_lost(self, error: BaseException) -> bool:
-        """Return whether the client has disconnected. `error` has ended the call.
-
-        gRPC may fail to send before it learns the reason.
-        """
-        return self.context.done() or any(
-            isinstance(each, grpc.aio.InternalError) for each in flatten_errors(error)
-        )
+        """Return whether the client has disconnected. `error` has ended the call."""
+        del error
+        return self.context.done()
 
     async def write(self, message: bytes) -> None:
-        """Send a message. Return when gRPC can take the next one."""
+        """Send a message. Return when the client can receive the next one."""
         await self.context.write(message)
 
-    async def read(self) -> bytes | None:
-        """Return the client's next message, or None when no more will come.
+    async def read(self) -> bytearray | None:
+        """Return the client's next message, or None once it has sent all of them.
 
-        None does not prove that the client sent everything: it may have died. Use
-        `confirm_client` to find out.
+        The call is cancelled here if the client dies before.
         """
-        message = await self.context.read()
-        return None if message is _END else message
-
-    async def confirm_client(self) -> None:
-        """Return if the client is still connected. Otherwise gRPC cancels the call here.
-
-        Cancelling this operation would lose gRPC's report, so it is shielded.
-        """
-        with anyio.CancelScope(shield=True):
-            await self.context.send_initial_metadata(())
+        return await self.context.read()
 
     async def redeem_ticket(self, ticket: bytes) -> TicketClaims:
         """Redeem a ticket of the caller; see `AccessControl.redeem_ticket`."""
@@ -131,10 +109,10 @@ class Call(Caller):
         return claims
 
 
-def parse_message(message_type: Any, data: bytes) -> Any:
+def parse_message(message_type: Any, data: bytes | bytearray) -> Any:
     """Parse a protobuf message, which a client has sent."""
     try:
-        return message_type.FromString(data)
+        return message_type.FromString(bytes(data))
     except Exception as error:
         if type(error).__name__ != "DecodeError":
             raise

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ...errors import ExhaustedError, LimitError
 from ...formats.arrow.tensors.labels import is_tensor_content
@@ -18,8 +19,7 @@ from ...formats.flight_data import (
 from ...proto import Flight_pb2 as flight
 from ...protocol.payloads import MIN_INTERVAL
 from ...protocol.request import Request
-from ...protocol.splitter import SourceMessage
-from ...transport.memory.files import FileSpan
+from ...protocol.splitter import PackedRun, SourceMessage
 from ..auth.tickets import TicketClaims
 from ..caller import run_in_thread
 from ..catalog.dataset import Source
@@ -28,15 +28,18 @@ from ..catalog.stored_files import view_files
 from ..catalog.tensors import refuse_do_get
 from ..chunks import (
     CHUNK_GROUP_BYTES,
+    Buffers,
+    Chunk,
     Pace,
     ReadAhead,
     build_chunks,
-    join_message,
+    list_buffers,
     run_stream,
     send_chunks,
 )
 from ..streams import ReadSlot, RunningStream
 from .call import Call, parse_message
+from .grpc_server import PREFIX_BYTES, pack_prefix
 from .info import build_plan, prefers_do_get
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ TRANSPORT = "flight"
 """The name of this transport."""
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 """The largest message that gRPC and protobuf can carry, in bytes."""
+_MIN_SHARED_BYTES = 16 << 10
+"""The smallest body of a run that is not copied."""
 _FIELD_BYTES = 64
 """An upper bound for the tags and lengths of a message's fields, in bytes."""
 
@@ -142,7 +147,6 @@ async def _send_source(
     call: Call, pace: Pace, source: Source, stream: RunningStream, slot: ReadSlot, plan: bytes
 ) -> None:
     """Send a source. A plan, unless it is empty, goes with the first chunk or before a slow one."""
-    await call.confirm_client()
     interval = call.headers.get(KEEP_ALIVE_HEADER, "")
     idle_seconds = max(int(interval) / 1000, MIN_INTERVAL) if interval.isdecimal() else None
     signs = [plan] if plan else []
@@ -152,48 +156,63 @@ async def _send_source(
         await write(signs.pop() if signs else _KEEP_ALIVE)
         return idle_seconds
 
-    async def write_messages(messages: deque[bytes | memoryview]) -> None:
+    async def write_chunk(chunk: Chunk) -> None:
         if signs:
             await send_sign()
-        while messages:
-            message = messages.popleft()  # freed once gRPC has copied it
-            stream.writing_since = time.monotonic()
-            stream.waits.begin()
-            await write(message)
-            stream.waits.end()
-            stream.writing_since = None
-            metrics.bytes_sent += len(message)
-            stream.nbytes += len(message)
-            del message
+        nbytes = chunk.nbytes - chunk.count * PREFIX_BYTES
+        stream.writing_since = time.monotonic()
+        stream.waits.begin()
+        await call.context.send(chunk.buffers)
+        stream.waits.end()
+        stream.writing_since = None
+        metrics.bytes_sent += nbytes
+        stream.nbytes += nbytes
 
     await send_chunks(
         call.server,
-        build_chunks(source, pace, build_flight_data),
+        build_chunks(source, pace, build_flight_data, build_flight_run),
         source.close,
         pace,
         stream,
         slot,
-        write_messages,
+        write_chunk,
         first_idle_seconds=_PLAN_SECONDS if plan else None,
         idle_seconds=idle_seconds,
         on_idle=send_sign,
     )
 
 
-def build_flight_data(message: SourceMessage) -> bytes:
-    """Return the FlightData for a message of a dataset. This copies or reads the body once.
+def build_flight_data(message: SourceMessage) -> Buffers:
+    """Return the FlightData for a message of a dataset, as gRPC sends it.
 
     Raises `ExhaustedError` if the message is larger than gRPC can carry. Raises `DatasetError` if a
     region of a file cannot be read, or has changed.
     """
     metadata, body, body_length, *_ = message
     if body is None:
-        return pack_flight_data(metadata)
+        data = pack_flight_data(metadata)
+        return pack_prefix(len(data)), data
+    return list_buffers(_pack_head(metadata, body_length), message)
+
+
+def _pack_head(metadata: bytes | memoryview, body_length: int) -> bytes:
+    """Return what precedes a body: the prefix, and the beginning of the FlightData."""
     if body_length + len(metadata) + _FIELD_BYTES > _MAX_MESSAGE_BYTES:
         raise ExhaustedError(
             f"a record batch of {body_length} bytes is too large for DoGet; "
             "request smaller ones with batch_rows"
         )
-    if not any(isinstance(part, FileSpan) for part in body):
-        return pack_flight_data(metadata, body, body_length)
-    return join_message(pack_flight_data(metadata, (), body_length), message)
+    head = pack_flight_data(metadata, (), body_length)
+    return pack_prefix(len(head) + body_length) + head
+
+
+def build_flight_run(run: PackedRun) -> Buffers:
+    """Return what `build_flight_data` does for each message of a run."""
+    count, body_length = run.bodies.shape
+    head = _pack_head(run.metadata, body_length)
+    if body_length >= _MIN_SHARED_BYTES:
+        return [part for body in run.bodies for part in (head, memoryview(body))]
+    joined = np.empty((count, len(head) + body_length), np.uint8)
+    joined[:, : len(head)] = np.frombuffer(head, np.uint8)
+    joined[:, len(head) :] = run.bodies
+    return (memoryview(joined).cast("B"),)

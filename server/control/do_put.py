@@ -53,7 +53,6 @@ async def _list_messages(
     while data is not None:
         yield data
         data = await _receive(call, patience)
-    await call.confirm_client()
 
 
 def _parse_target(descriptor: flight.FlightDescriptor) -> str | ShardKey:

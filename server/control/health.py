@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio
-import grpc
 
 from ...errors import ExhaustedError, InvalidRequestError
-from .call import AddressCalls, Context, read_field
+from .call import AddressCalls, read_field
+from .grpc_server import Method, ServerCall, StatusCode
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _SERVICE_FIELD = 1
@@ -30,28 +28,27 @@ class HealthService:
         """Report NOT_SERVING from now on, also to running watches, which then end."""
         self._draining.set()
 
-    def handler(self) -> Any:
-        """Return gRPC's handler for the service."""
-        methods = {
-            "Check": grpc.unary_unary_rpc_method_handler(self._check),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+    def methods(self) -> dict[str, Method]:
+        """Return the methods of the service by their paths."""
+        return {
+            f"/{HEALTH_SERVICE}/Check": Method(self._check, reads_one=True),
+            f"/{HEALTH_SERVICE}/Watch": Method(self._watch, reads_one=True),
         }
-        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, methods)
 
-    async def _check(self, request: bytes, context: Context) -> bytes:
+    async def _check(self, request: bytes, context: ServerCall) -> bytes:
         name = await _parse_service(request, context)
         if name not in self._services:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {name[:80]!r}")
+            await context.abort(StatusCode.NOT_FOUND, f"no service {name[:80]!r}")
         return self._status()
 
-    async def _watch(self, request: bytes, context: Context) -> None:
+    async def _watch(self, request: bytes, context: ServerCall) -> None:
         try:
-            with self._address_calls.count(str(context.peer())):
+            with self._address_calls.count(context.peer()):
                 await self._report_changes(request, context)
         except ExhaustedError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
+            await context.abort(StatusCode.RESOURCE_EXHAUSTED, error.message)
 
-    async def _report_changes(self, request: bytes, context: Context) -> None:
+    async def _report_changes(self, request: bytes, context: ServerCall) -> None:
         name = await _parse_service(request, context)
         known = name in self._services
         status = self._status()
@@ -65,10 +62,9 @@ class HealthService:
         return _NOT_SERVING if self._draining.is_set() else _SERVING
 
 
-async def _parse_service(request: bytes, context: Context) -> str:
+async def _parse_service(request: bytes, context: ServerCall) -> str:
     try:
         return read_field(request, _SERVICE_FIELD).decode()
     except (InvalidRequestError, UnicodeDecodeError):
         message = "the message is not a valid HealthCheckRequest"
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
-        raise AssertionError from None  # abort raises
+        await context.abort(StatusCode.INVALID_ARGUMENT, message)

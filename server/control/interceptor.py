@@ -5,24 +5,22 @@ It authenticates the caller, limits and counts calls, and turns errors into gRPC
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NoReturn
 
 import anyio
-import grpc
 
 from ...errors import SplitArrowError, UnavailableError, exhausted_error
 from ..auth.principal import ANYONE
 from ..context import ServerContext
 from ..logs import get_logger
 from ..refusals import describe_status, flatten_errors
-from .call import AddressCalls, Call, Context
+from .call import AddressCalls, Call
+from .grpc_server import Aborted, Method, ServerCall, StatusCode
 
-Method = Callable[[Call, Any], Awaitable[Any]]
-"""A method. It gets its request, or reads several from the call. It returns its response, or
-writes several to the call."""
+Handler = Callable[[Call, Any], Awaitable[bytes | None]]
+"""Serves a method; see `Method`."""
 
 FLIGHT_SERVICE = "arrow.flight.protocol.FlightService"
 """The service whose methods are called."""
@@ -31,7 +29,7 @@ _ARROW_TOKEN_HEADER = "auth-token-bin"
 
 
 class CallInterceptor:
-    """Makes gRPC handlers from the methods of the service."""
+    """Makes methods of a gRPC server from the handlers of the service."""
 
     def __init__(self, server: ServerContext, address_calls: AddressCalls) -> None:
         self._server = server
@@ -46,24 +44,24 @@ class CallInterceptor:
             self._idle = anyio.Event()
             await self._idle.wait()
 
-    def handler(
+    def method(
         self,
         name: str,
-        kind: Callable[[Any], Any],
-        method: Method,
+        handler: Handler,
         *,
+        reads_one: bool = True,
         authenticates: bool = False,
         for_reads: bool = False,
-    ) -> tuple[str, Any]:
-        """Return the name of a method, and gRPC's handler of one kind for it.
+    ) -> Method:
+        """Return the method of a name.
 
         A method that authenticates needs no token. A method for reads also runs while the server
         drains: it calls `Call.check_draining`.
         """
 
-        async def serve(request: Any, context: Context) -> Any:
+        async def serve(request: Any, context: ServerCall) -> bytes | None:
             call = Call(context, self._server, _read_headers(context), ANYONE)
-            run = partial(self._run, call, method, request, authenticates, for_reads)
+            run = partial(self._run, call, handler, request, authenticates, for_reads)
             tracer = self._server.tracer
             if tracer is None:
                 return await run()
@@ -72,11 +70,11 @@ class CallInterceptor:
                 self._end_span(call, "OK")
                 return response
 
-        return name, kind(serve)
+        return Method(serve, reads_one=reads_one)
 
     async def _run(
-        self, call: Call, method: Method, request: Any, authenticates: bool, for_reads: bool
-    ) -> Any:
+        self, call: Call, handler: Handler, request: Any, authenticates: bool, for_reads: bool
+    ) -> bytes | None:
         self._running += 1
         try:
             with self._address_calls.count(call.peer):
@@ -84,7 +82,7 @@ class CallInterceptor:
                     raise UnavailableError("the server is draining")
                 if not authenticates:
                     call.principal = await self._server.access.authenticate(call.headers)
-                return await method(call, request)
+                return await handler(call, request)
         except Exception as error:
             errors = list(flatten_errors(error))
         finally:
@@ -101,20 +99,19 @@ class CallInterceptor:
             subject = call.subject
             location = None if subject is None else self._server.catalog.location(subject)
             name, text = describe_status(ours, subject, location)
-            code = getattr(grpc.StatusCode, name, grpc.StatusCode.UNKNOWN)
+            code = StatusCode.__members__.get(name, StatusCode.UNKNOWN)
             self._server.refusals.record(code.name, "control", subject, "grpc")
             self._log.info(
                 "call refused", code=code.name, reason=str(ours), dataset=subject, peer=call.peer
             )
         elif any(map(call.is_lost, errors)):
             self._end_span(call, "CANCELLED")
-            raise CancelledError  # the client has disconnected: nobody reads the status
+            raise Aborted(StatusCode.CANCELLED, "the client has disconnected")
         else:
-            code, text = grpc.StatusCode.INTERNAL, "internal error; see the server's log"
+            code, text = StatusCode.INTERNAL, "internal error; see the server's log"
             self._log.error("call failed", exc_info=errors[0], dataset=call.subject, peer=call.peer)
         self._end_span(call, code.name)
         await call.context.abort(code, text)
-        raise AssertionError  # abort raises
 
     def _end_span(self, call: Call, status: str) -> None:
         """Record how a call ended. The name of a dataset that does not exist may be anything."""
@@ -123,10 +120,8 @@ class CallInterceptor:
             call.span.end(call.subject if exists else None, status)
 
 
-def _read_headers(context: Context) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for key, value in context.invocation_metadata() or ():
-        headers[key] = value.decode("latin-1") if isinstance(value, bytes) else value
+def _read_headers(context: ServerCall) -> dict[str, str]:
+    headers = dict(context.invocation_metadata())
     if _ARROW_TOKEN_HEADER in headers:
         headers.setdefault("authorization", f"Bearer {headers.pop(_ARROW_TOKEN_HEADER)}")
     return headers

@@ -8,10 +8,8 @@ import json
 import re
 from fnmatch import translate
 from functools import partial
-from typing import Any
 
 import anyio
-import grpc
 
 from ...errors import InvalidRequestError, NotFoundError, UnavailableError, remote_error
 from ...formats.flight_data import ISSUER_REQUEST
@@ -24,6 +22,7 @@ from .actions import ActionHandler
 from .call import Call, parse_message, read_field
 from .do_get import DoGetHandler
 from .do_put import DoPutHandler
+from .grpc_server import Method
 from .info import build_info, build_listing, build_schema
 from .interceptor import FLIGHT_SERVICE, CallInterceptor
 
@@ -116,11 +115,11 @@ async def _exchange_password(call: Call, credentials: str) -> None:
         raise InvalidRequestError("the Basic authorization header is malformed") from None
     username, _, password = decoded.partition(":")
     token = await call.server.access.exchange_password(username, password)
-    await call.context.send_initial_metadata((("authorization", f"Bearer {token}"),))
+    call.context.send_initial_metadata((("authorization", f"Bearer {token}"),))
 
 
 async def _check_token(call: Call) -> None:
-    message: bytes | None = None
+    message: bytearray | None = None
     seconds = call.server.settings.handshake_seconds
     with anyio.move_on_after(seconds) as scope:
         message = await call.read()
@@ -152,24 +151,23 @@ class FlightService:
         self._do_put = do_put
         self._actions = actions
 
-    def handler(self, interceptor: CallInterceptor) -> Any:
-        """Return gRPC's handler for the service."""
-        unary = partial(interceptor.handler, kind=grpc.unary_unary_rpc_method_handler)
-        streaming = partial(interceptor.handler, kind=grpc.unary_stream_rpc_method_handler)
-        bidirectional = partial(interceptor.handler, kind=grpc.stream_stream_rpc_method_handler)
-        handlers = [
-            bidirectional("Handshake", method=handshake, authenticates=True),
-            streaming("ListFlights", method=self._list_flights),
-            unary("GetFlightInfo", method=self._get_flight_info, for_reads=True),
-            unary("PollFlightInfo", method=self._poll_flight_info),
-            unary("GetSchema", method=self._get_schema),
-            streaming("DoGet", method=self._do_get.do_get, for_reads=True),
-            bidirectional("DoPut", method=self._do_put.do_put),
-            bidirectional("DoExchange", method=self._do_exchange),
-            streaming("DoAction", method=self._actions.do_action),
-            streaming("ListActions", method=self._actions.list_actions),
-        ]
-        return grpc.method_handlers_generic_handler(FLIGHT_SERVICE, dict(handlers))
+    def methods(self, interceptor: CallInterceptor) -> dict[str, Method]:
+        """Return the methods of the service by their paths."""
+        single = interceptor.method
+        several = partial(interceptor.method, reads_one=False)
+        methods = {
+            "Handshake": several("Handshake", handshake, authenticates=True),
+            "ListFlights": single("ListFlights", self._list_flights),
+            "GetFlightInfo": single("GetFlightInfo", self._get_flight_info, for_reads=True),
+            "PollFlightInfo": single("PollFlightInfo", self._poll_flight_info),
+            "GetSchema": single("GetSchema", self._get_schema),
+            "DoGet": single("DoGet", self._do_get.do_get, for_reads=True),
+            "DoPut": several("DoPut", self._do_put.do_put),
+            "DoExchange": several("DoExchange", self._do_exchange),
+            "DoAction": single("DoAction", self._actions.do_action),
+            "ListActions": single("ListActions", self._actions.list_actions),
+        }
+        return {f"/{FLIGHT_SERVICE}/{name}": method for name, method in methods.items()}
 
     async def _list_flights(self, call: Call, message: bytes) -> None:
         criteria = compile_criteria(parse_message(flight.Criteria, message).expression)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +30,7 @@ from ..catalog.delta import DeltaDataset
 from ..catalog.files.origins import ObjectFile
 from ..catalog.published import PublishedDataset
 from ..catalog.selection import Selection, open_rows
-from ..chunks import CHUNK_GROUP_BYTES, Pace, ReadAhead, send_chunks
+from ..chunks import CHUNK_GROUP_BYTES, Chunk, Pace, ReadAhead, send_chunks
 from ..logs import get_logger
 from ..streams import RunningStream
 from .formats import Format, accepts_zstd, compress_chunks
@@ -257,11 +256,11 @@ class DataResponse(Response):
             pending: list[asyncio.Future[None]] = []
             """The pieces that are being sent while the next ones are made."""
 
-            async def write(messages: deque[bytes | memoryview]) -> None:
+            async def write(chunk: Chunk) -> None:
                 if not outlet.has_begun:  # errors of the first chunk still become a status
                     await self._call(outlet, 200, headers)
-                pieces = list(messages)
-                messages.clear()
+                pieces = list(chunk.buffers)
+                chunk.buffers.clear()
                 if pending:
                     await pending.pop()
                 pending.append(asyncio.ensure_future(self._write(outlet, stream, pieces)))

@@ -16,7 +16,7 @@ from ...sinks import Sink
 from ...sinks.text import CsvSink, JsonLinesSink
 from ..catalog.dataset import Source
 from ..catalog.vortex_encoding import MessageDecoder
-from ..chunks import Chunk, Pace, build_chunks, join_buffer
+from ..chunks import Buffers, Chunk, Pace, build_chunks, list_buffers
 
 _ROW_GROUP_BYTES = 32 << 20
 """The size at which a response in Parquet has a row group. Until then it is kept in memory."""
@@ -48,13 +48,13 @@ def _write_arrow(make: Callable[[], StreamAssembler]) -> Write:
         assembler = make()
         has_begun = False
 
-        def encode(message: SourceMessage) -> bytes | memoryview:
+        def encode(message: SourceMessage) -> Buffers:
             nonlocal has_begun
             if has_begun:
                 head = assembler.add(message.metadata, message.body_length)
-                return join_buffer(head, message)
+                return list_buffers(head, message)
             has_begun = True
-            return assembler.begin(bytes(message.metadata))
+            return (assembler.begin(bytes(message.metadata)),)
 
         try:
             yield from build_chunks(source, pace, encode)
@@ -64,7 +64,7 @@ def _write_arrow(make: Callable[[], StreamAssembler]) -> Write:
                 "one; request the format arrow-stream"
             ) from None
         last = Chunk(pace.chunk_bytes)
-        last.add(assembler.end(), 0)
+        last.add(assembler.end(), rows=0)
         yield last
 
     return write
@@ -119,13 +119,13 @@ def _write_rows(open_sink: Callable[[pa.NativeFile, pa.Schema], Sink]) -> Write:
                 batch = decoded[0]
                 validate_memory(batch)
                 sink.write(batch)
-                chunk.add(output.take(), batch.num_rows)
+                chunk.add(output.take(), rows=batch.num_rows)
                 if chunk.is_full or chunk.is_late:
                     yield chunk
                     chunk = Chunk(pace.chunk_bytes)
             closing, sink = sink, None
             closing.close()
-            chunk.add(output.take(), 0)
+            chunk.add(output.take(), rows=0)
             yield chunk
         except UsageError as error:
             # A sink names the suffixes of other formats.
@@ -280,15 +280,15 @@ def compress_chunks(chunks: Iterator[Chunk], pace: Pace) -> Iterator[Chunk]:
     with pa.CompressedOutputStream(pa.PythonFile(cast(Any, output), mode="w"), "zstd") as stream:
         rows = 0
         for chunk in chunks:
-            while chunk.messages:
-                stream.write(chunk.messages.popleft())
+            while chunk.buffers:
+                stream.write(chunk.buffers.popleft())
             rows += chunk.rows
             data = output.take()
             if data:
                 compressed = Chunk(pace.chunk_bytes)
-                compressed.add(data, rows)
+                compressed.add(data, rows=rows)
                 rows = 0
                 yield compressed
     last = Chunk(pace.chunk_bytes)
-    last.add(output.take(), rows)
+    last.add(output.take(), rows=rows)
     yield last
