@@ -87,9 +87,9 @@ async def run_in_thread(
     *arguments: *_Arguments,
     limiter: CapacityLimiter | None = None,
 ) -> _Result:
-    """Run a function on a worker thread, and wait for it even if gRPC cancels the call.
+    """Run a function on a worker thread, and wait for it even if the call is cancelled.
 
-    gRPC cancels the task of the call itself, from which anyio does not shield. What the function
+    A request over HTTP cancels the task itself, from which anyio does not shield. What the function
     uses, and the limits that count its thread, would then be released while it runs.
     """
     results: list[_Result] = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 Buffers = Sequence[bytes | memoryview]
 """What is sent, one after the other. Each is a buffer of bytes."""
 
-_TOTAL_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 20
+"""The bytes of a file that are read at a time."""
+_TOTAL_BYTES = 32 << 20
 _CHUNKS_PER_STREAM = 2
-_MAX_CHUNK_BYTES = 512 << 10
+_MAX_CHUNK_BYTES = 2 << 20
 _MIN_CHUNK_BYTES = 64 << 10
-_TOTAL_AHEAD_BYTES = 8 << 20
+_TOTAL_AHEAD_BYTES = 32 << 20
 CHUNK_GROUP_BYTES = 512 << 10
 """The bytes of small messages to read from a file at a time."""
 
@@ -103,28 +105,26 @@ class Pace:
             self._grown_bytes = _MIN_CHUNK_BYTES
             return False
         self._grown_bytes = min(2 * self._grown_bytes, self._read_ahead.max_chunk_bytes)
-        return self._read_ahead.allows(chunk.largest)
+        return self._read_ahead.allows(chunk.nbytes)
 
 
 class Chunk:
     """Messages that are ready to be sent."""
 
-    __slots__ = ("_full_bytes", "_started", "buffers", "count", "largest", "nbytes", "rows")
+    __slots__ = ("_full_bytes", "_started", "buffers", "count", "nbytes", "rows")
 
     def __init__(self, full_bytes: int) -> None:
         self.buffers = deque[bytes | memoryview]()
-        self.count = self.rows = self.largest = self.nbytes = 0
+        self.count = self.rows = self.nbytes = 0
         self._full_bytes = full_bytes
         self._started = time.monotonic()
 
-    def add(self, *buffers: bytes | memoryview, rows: int, count: int = 1) -> None:
-        """Add messages of equal size, as they are sent, in buffers of bytes."""
-        nbytes = sum(map(len, buffers))
+    def add(self, *buffers: bytes | memoryview, rows: int = 0, count: int = 1) -> None:
+        """Add messages, as they are sent, in buffers of bytes. A chunk may end in a message."""
         self.buffers += buffers
         self.count += count
         self.rows += rows
-        self.nbytes += nbytes
-        self.largest = max(self.largest, nbytes // count)
+        self.nbytes += sum(map(len, buffers))
 
     @property
     def is_full(self) -> bool:
@@ -140,7 +140,7 @@ class Chunk:
 def build_chunks(
     source: Source,
     pace: Pace,
-    encode: Callable[[SourceMessage], Buffers],
+    encode: Callable[[SourceMessage], Iterable[bytes | memoryview]],
     encode_run: Callable[[PackedRun], Buffers] | None = None,
 ) -> Iterator[Chunk]:
     """Yield the messages of a source in chunks. They are encoded one by one, or runs at once.
@@ -155,32 +155,37 @@ def build_chunks(
             chunk.add(*encode_run(group), rows=len(group) * group.rows, count=len(group))
         else:
             for message in group:
-                if chunk.is_full:
-                    yield chunk
-                    chunk = Chunk(pace.chunk_bytes)
-                chunk.add(*encode(message), rows=message.rows)
+                for buffer in encode(message):
+                    if chunk.is_full:
+                        yield chunk
+                        chunk = Chunk(pace.chunk_bytes)
+                    chunk.add(buffer, count=0)
+                chunk.rows += message.rows
+                chunk.count += 1
         if chunk.is_full or chunk.is_late:
             yield chunk
             chunk = Chunk(pace.chunk_bytes)
-    if chunk.count:
+    if chunk.buffers:
         yield chunk
 
 
-def list_buffers(head: bytes, message: SourceMessage) -> Buffers:
-    """Return `head` and the body of a message. What is in memory is not copied.
+def iter_buffers(head: bytes, message: SourceMessage) -> Iterator[bytes | memoryview]:
+    """Yield `head` and the body of a message. What is in memory is not copied.
 
-    Raises `DatasetError` if a region of a file cannot be read, or has changed.
+    Parts of files are read in pieces, each when it is needed. Raises `DatasetError` if one cannot
+    be read, or has changed.
     """
-    buffers: list[bytes | memoryview] = [head]
+    yield head
     for part in message.body or ():
         if isinstance(part, FileSpan):
-            buffer: Any = pa.allocate_buffer(part.nbytes)
-            view = memoryview(buffer).cast("B")
-            part.read_into(view)
-            buffers.append(view)
+            for begin in range(0, part.nbytes, _PIECE_BYTES):
+                nbytes = min(_PIECE_BYTES, part.nbytes - begin)
+                buffer: Any = pa.allocate_buffer(nbytes)
+                view = memoryview(buffer).cast("B")
+                FileSpan(part.file, part.offset + begin, nbytes).read_into(view)
+                yield view
         else:
-            buffers.append(memoryview(part).cast("B"))
-    return buffers
+            yield memoryview(part).cast("B")
 
 
 @contextmanager

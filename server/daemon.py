@@ -21,7 +21,6 @@ from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.request import Request
 from ..protocol.uri import DataUri
 from ..transport.base import Channel, Listener
-from ..transport.grpc_usage import import_grpc
 from ..transport.registry import find_transport
 from .addresses import http_uri
 from .auth.access_control import AccessControl
@@ -198,8 +197,7 @@ class Daemon:
     async def _bind_control(self) -> ControlPlane | None:
         if self.settings.control is None:
             return None
-        import_grpc()
-        from .control.plane import ControlPlane  # gRPC takes time to import
+        from .control.plane import ControlPlane  # protobuf takes time to import
 
         control = ControlPlane(self.context, self.reloader.reload)
         self.control_uri = str(await control.bind())

@@ -6,19 +6,15 @@ the listening socket, which then ignores a part of the new clients.
 
 from __future__ import annotations
 
-import array
 import ctypes
-import fcntl
 import ipaddress
 import os
 import resource
 import socket
 import stat
 import struct
-import termios
 import time
-from collections import Counter
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -101,11 +97,6 @@ class PortGuard:
 
     Raises `OSError` if the process has no descriptors left.
 
-    Attributes
-    ----------
-    max_per_address : int or None
-        The number of connections from one address that may wait to be accepted. None, the default,
-        disables the limit.
     """
 
     def __init__(
@@ -114,15 +105,12 @@ class PortGuard:
         *,
         handshake_seconds: float | None = None,
         max_connections: int | None = None,
-        closes_newest: bool = False,
         keeps_alive: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._port = port
         self._handshake_seconds = handshake_seconds
         self._max_connections = max_connections
-        self.max_per_address: int | None = None
-        self._closes_newest = closes_newest
         self._keeps_alive = keeps_alive
         self._clock = clock
         self._since: dict[int, float] = {}
@@ -147,20 +135,16 @@ class PortGuard:
         waiting = [each for each in self._connections() if each.peer not in accepted]
         since = {each.inode: self._since.get(each.inode, started) for each in waiting}
         self._since = since
-        waiting.sort(key=lambda each: since[each.inode], reverse=self._closes_newest)
+        waiting.sort(key=lambda each: since[each.inode])
         limit = len(waiting) if self._max_connections is None else self._max_connections
         surplus = max(0, len(waiting) - limit)
         rest = waiting[surplus:]
-        excess = {*waiting[:surplus], *self._list_surplus(rest), *filter(self._is_late, rest)}
+        excess = {*waiting[:surplus], *filter(self._is_late, rest)}
         for connection in excess:
             self._disconnect(connection)
         self._adjust_share(is_flooded=surplus > 0)
         self._next_check = self._clock() + self._pause(self._clock() - started)
         return len(excess)
-
-    def has_unsent(self) -> bool:
-        """Return whether the kernel has data of the port that a peer has not received yet."""
-        return any(self._count_unsent(connection) for connection in self._connections())
 
     def _pause(self, duration: float) -> float:
         """Return the time until the next check, after one that took `duration` seconds."""
@@ -172,18 +156,6 @@ class PortGuard:
     def _is_late(self, connection: _Connection) -> bool:
         age = self._clock() - self._since[connection.inode]
         return self._handshake_seconds is not None and age >= self._handshake_seconds
-
-    def _list_surplus(self, connections: Sequence[_Connection]) -> Iterator[_Connection]:
-        """Yield the first connections of each address that has too many."""
-        limit = self.max_per_address
-        if limit is None:
-            return
-        counts = Counter(each.peer[0] for each in connections)
-        for connection in connections:
-            address = connection.peer[0]
-            if counts[address] > limit:
-                counts[address] -= 1
-                yield connection
 
     def _adjust_share(self, *, is_flooded: bool) -> None:
         """Admit fewer new clients in a flood, and more again after it."""
@@ -243,14 +215,6 @@ class PortGuard:
         with self._socket_of(connection) as sock, suppress(OSError):
             if sock is not None:
                 sock.shutdown(socket.SHUT_RDWR)
-
-    def _count_unsent(self, connection: _Connection) -> int:
-        """Return the bytes that the peer of a connection has not received; 0 if it is closed."""
-        count = array.array("i", bytes(4))
-        with self._socket_of(connection) as sock, suppress(OSError):
-            if sock is not None:
-                fcntl.ioctl(sock, termios.TIOCOUTQ, count)
-        return count[0]
 
     @contextmanager
     def _socket_of(self, connection: _Connection) -> Generator[socket.socket | None]:

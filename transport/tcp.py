@@ -190,7 +190,7 @@ def _explain_use(scheme: str, host: str, port: int) -> str:
         sock.sendall(PREFACE)
         if sock.recv(len(PREFACE)) == PREFACE:
             owner = "another splitarrow server"
-    option = "--http" if scheme.startswith("http") else "--listen"
+    option = {"h": "--http", "g": "--control"}.get(scheme[0], "--listen")
     free = f"{scheme}://{f'[{host}]' if ':' in host else host}:0"
     return f"by {owner}; choose another port, or any free one with {option} {free}"
 

@@ -89,7 +89,8 @@ _FAILURES = (
     ),
 )
 _CLOSED = re.compile(
-    "socket closed|connection reset|endpoint closing|end of tcp stream|broken pipe|recvmsg|sendmsg",
+    "socket closed|connection reset|endpoint closing|end of tcp stream|broken pipe|recvmsg|sendmsg"
+    "|unwrap failed",
     re.IGNORECASE,
 )
 _ADDRESS = re.compile(r"^(?:[A-Z_]+: )*(?:ipv[46]|unix|dns):\S+: ")

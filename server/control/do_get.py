@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ from ..chunks import (
     Pace,
     ReadAhead,
     build_chunks,
-    list_buffers,
+    iter_buffers,
     run_stream,
     send_chunks,
 )
@@ -182,7 +183,7 @@ async def _send_source(
     )
 
 
-def build_flight_data(message: SourceMessage) -> Buffers:
+def build_flight_data(message: SourceMessage) -> Iterable[bytes | memoryview]:
     """Return the FlightData for a message of a dataset, as gRPC sends it.
 
     Raises `ExhaustedError` if the message is larger than gRPC can carry. Raises `DatasetError` if a
@@ -192,7 +193,7 @@ def build_flight_data(message: SourceMessage) -> Buffers:
     if body is None:
         data = pack_flight_data(metadata)
         return pack_prefix(len(data)), data
-    return list_buffers(_pack_head(metadata, body_length), message)
+    return iter_buffers(_pack_head(metadata, body_length), message)
 
 
 def _pack_head(metadata: bytes | memoryview, body_length: int) -> bytes:
@@ -211,8 +212,8 @@ def build_flight_run(run: PackedRun) -> Buffers:
     count, body_length = run.bodies.shape
     head = _pack_head(run.metadata, body_length)
     if body_length >= _MIN_SHARED_BYTES:
-        return [part for body in run.bodies for part in (head, memoryview(body))]
+        return [part for body in run.bodies for part in (head, body.data)]
     joined = np.empty((count, len(head) + body_length), np.uint8)
     joined[:, : len(head)] = np.frombuffer(head, np.uint8)
     joined[:, len(head) :] = run.bodies
-    return (memoryview(joined).cast("B"),)
+    return (joined.data.cast("B"),)

@@ -62,6 +62,8 @@ _MAX_ACCEPTED = 64
 """The connections that are accepted before the event loop does something else."""
 _KEEP_ALIVE_SECONDS, _ANSWER_SECONDS = 30.0, 20.0
 _SWEEP_SECONDS = 1.0
+_PAUSE_SECONDS = 1.0
+"""The time without new connections after the process ran out of descriptors."""
 _UNSENT_SECONDS = 0.02
 """The time between two looks for data that clients have not received yet."""
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])\Z")
@@ -360,13 +362,17 @@ class GrpcServer:
         """Accept connections and serve their calls until cancelled."""
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as self._tasks:
-            loop.add_reader(self._listener.fileno(), self._accept)
+            self._listen()
             try:
                 while True:
                     await anyio.sleep(min(_SWEEP_SECONDS, self._handshake_seconds / 4))
                     self._sweep(loop.time())
             finally:
                 self.stop_listening()
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def stop_listening(self) -> None:
         """Release the port. Idempotent."""
@@ -411,6 +417,9 @@ class GrpcServer:
                 accepted = self._listener.accept()
             except OSError as error:
                 self._log.error("cannot accept connections", reason=error.strerror)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._listener.fileno())
+                loop.call_later(_PAUSE_SECONDS, self._listen)
                 return
             if accepted is None:
                 return

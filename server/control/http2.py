@@ -22,7 +22,14 @@ from typing import Any, Protocol
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import Event, RequestReceived, StreamEnded, StreamReset, WindowUpdated
+from h2.events import (
+    Event,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
@@ -47,8 +54,10 @@ _BURST_BYTES = 1 << 20
 """The bytes that a stream sends before others of the connection have their turn."""
 _MAX_BUFFERS = 512
 """The buffers of one `sendmsg`; the kernel takes 1024."""
-_MAX_CONTROL_BYTES = 256 << 10
-"""The bytes that may wait to be sent before the connection stops reading."""
+_MAX_CONTROL_BYTES = 64 << 10
+"""The bytes besides DATA that may wait to be sent before the connection stops reading."""
+_READ_BYTES = 16 << 10
+"""The bytes besides DATA that are read at a time. They may be a thousand frames."""
 _MAX_RESETS = 1000
 """The streams that a client may reset within `_RESET_SECONDS`."""
 _RESET_SECONDS = 10.0
@@ -156,7 +165,7 @@ class Connection:
         self._is_data = self._awaits_padding = False
         # What is being sent.
         self._unsent = deque[Any]()
-        self._unsent_bytes = 0
+        self._unsent_bytes = self._control_bytes = 0
         self._turn = asyncio.Lock()
         self._drained: asyncio.Future[None] | None = None
         self._is_writing = self._is_reading = False
@@ -178,7 +187,8 @@ class Connection:
             if self._tls is not None and self._tls.version() is None:
                 self._tls.do_handshake()
             while True:
-                received = self._sock.recv_into(self._staging)
+                room = _READ_BYTES + (self._left if self._is_data else 0)
+                received = self._sock.recv_into(self._staging[:room])
                 if not received:
                     self.abort()
                     return
@@ -276,7 +286,7 @@ class Connection:
             self.grant(0, _CONNECTION_WINDOW - self._window)
 
     def _handle(self, event: Event) -> None:
-        if isinstance(event, WindowUpdated):
+        if isinstance(event, (WindowUpdated, RemoteSettingsChanged)):
             self._open_windows()
         elif isinstance(event, RequestReceived):
             assert event.stream_id is not None
@@ -292,8 +302,6 @@ class Connection:
             self._resets.append(now)
             if len(self._resets) == _MAX_RESETS and now - self._resets[0] < _RESET_SECONDS:
                 self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
-        elif type(event).__name__ == "RemoteSettingsChanged":
-            self._open_windows()
 
     def _begin_stream(self, stream_id: int, headers: Any) -> None:
         if self.is_closing:
@@ -389,6 +397,7 @@ class Connection:
     def _queue(self, data: bytes) -> None:
         self._unsent.append(data)
         self._unsent_bytes += len(data)
+        self._control_bytes += len(data)
 
     async def _drain(self) -> None:
         """Return when the kernel has everything that was queued."""
@@ -415,8 +424,9 @@ class Connection:
             else:
                 self._loop.remove_writer(self._sock.fileno())
             self._is_writing = is_blocked
-        self._read(self._unsent_bytes < _MAX_CONTROL_BYTES + _BURST_BYTES)
+        self._read(not is_blocked or self._control_bytes < _MAX_CONTROL_BYTES)
         if not is_blocked:
+            self._control_bytes = 0
             self._wake()
 
     def _send_some(self) -> None:
@@ -461,7 +471,7 @@ class Connection:
     def ping(self) -> None:
         """Ask the client for a sign of life."""
         if self.is_established:
-            self._h2.ping(b"alive???")
+            self._h2.ping(bytes(8))
             self._queue_control()
             self._flush()
 

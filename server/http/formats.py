@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from ...sinks import Sink
 from ...sinks.text import CsvSink, JsonLinesSink
 from ..catalog.dataset import Source
 from ..catalog.vortex_encoding import MessageDecoder
-from ..chunks import Buffers, Chunk, Pace, build_chunks, list_buffers
+from ..chunks import Chunk, Pace, build_chunks, iter_buffers
 
 _ROW_GROUP_BYTES = 32 << 20
 """The size at which a response in Parquet has a row group. Until then it is kept in memory."""
@@ -48,11 +48,11 @@ def _write_arrow(make: Callable[[], StreamAssembler]) -> Write:
         assembler = make()
         has_begun = False
 
-        def encode(message: SourceMessage) -> Buffers:
+        def encode(message: SourceMessage) -> Iterable[bytes | memoryview]:
             nonlocal has_begun
             if has_begun:
                 head = assembler.add(message.metadata, message.body_length)
-                return list_buffers(head, message)
+                return iter_buffers(head, message)
             has_begun = True
             return (assembler.begin(bytes(message.metadata)),)
 

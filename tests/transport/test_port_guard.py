@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from helpers.clock import Clock
-from helpers.waiting import wait_until
 from splitarrow.transport import port_guard
 from splitarrow.transport.port_guard import PortGuard, make_address
 
@@ -106,33 +105,15 @@ def test_its_descriptors_are_not_inherited(port: Port) -> None:
     guard.close()
 
 
-@pytest.mark.parametrize(
-    ("closes_newest", "left"),
-    [(False, [False, False, True, True]), (True, [True, True, False, False])],
-)
-def test_too_many_peers_are_disconnected(port: Port, closes_newest: bool, left: list[bool]) -> None:
+def test_too_many_peers_are_disconnected(port: Port) -> None:
     clock = Clock()
-    guard = PortGuard(port.number, max_connections=2, closes_newest=closes_newest, clock=clock)
+    guard = PortGuard(port.number, max_connections=2, clock=clock)
     for _ in range(2):
         port.connect()
         port.connect()
         clock.now += 1
         guard.check_if_due()
-    assert port.open == left
-    guard.close()
-
-
-def test_too_many_peers_of_one_address_are_disconnected(port: Port) -> None:
-    clock = Clock()
-    guard = PortGuard(port.number, closes_newest=True, clock=clock)
-    guard.max_per_address = 2
-    for _ in range(2):
-        port.connect()
-        port.connect()
-        clock.now += 1
-        guard.check_if_due()
-    assert port.open == [True, True, False, False]
-    assert guard.seconds_to_check == 0.25
+    assert port.open == [False, False, True, True]
     guard.close()
 
 
@@ -277,18 +258,6 @@ def test_a_port_without_limits_is_left_alone(port: Port) -> None:
     guard.close()
 
 
-def test_no_more_than_the_limit_of_an_address_wait(port: Port) -> None:
-    clock = Clock()
-    guard = PortGuard(port.number, clock=clock)
-    guard.max_per_address = 2
-    for expected in (0, 0, 1):
-        port.connect()
-        clock.now += 1
-        assert guard.check_if_due() == expected
-    assert port.open == [False, True, True]  # those that wait longest
-    guard.close()
-
-
 def test_a_filter_is_set_on_the_listener_and_not_on_its_successor(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,28 +330,6 @@ def test_a_descriptor_that_another_socket_has_now_is_not_disconnected(port: Port
     guard._disconnect(port_guard._Connection(descriptor, inode, peer))
     assert port.open == [False]
     guard.close()
-
-
-def test_data_that_a_peer_has_not_received_is_unsent(port: Port) -> None:
-    guard = PortGuard(port.number, clock=Clock())
-    other = Port()
-    for each in (port, port, other):
-        each.connect()
-        each.servers[-1].setblocking(False)
-    assert not guard.has_unsent()
-    fill(other.servers[0])
-    assert not guard.has_unsent()
-    fill(port.servers[1])
-    assert guard.has_unsent()
-    port.clients[1].setblocking(False)
-    wait_until(lambda: drain(port.clients[1]) or not guard.has_unsent(), "the peer to receive all")
-    descriptor = port.servers[1].fileno()
-    closed = port_guard._Connection(descriptor, os.fstat(descriptor).st_ino + 1, (b"", 0))
-    fill(port.servers[1])
-    assert guard._count_unsent(closed) == 0
-    guard.close()
-    for sock in (other.listener, *other.clients, *other.servers):
-        sock.close()
 
 
 def fill(sock: socket.socket) -> None:
