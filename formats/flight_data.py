@@ -73,7 +73,7 @@ def pack_flight_data(
     return b"".join(parts)
 
 
-def parse_flight_data(data: bytes | bytearray) -> FlightData:
+def parse_flight_data(data: bytes | memoryview) -> FlightData:
     """Parse a serialized FlightData message; raises `ProtocolError` if it is malformed."""
     empty = memoryview(b"")
     descriptor: memoryview | None = None
@@ -94,7 +94,7 @@ def parse_flight_data(data: bytes | bytearray) -> FlightData:
 
 
 def iter_protobuf_fields(
-    data: bytes | bytearray | memoryview,
+    data: bytes | memoryview,
 ) -> Iterator[tuple[int, int | memoryview]]:
     """Yield the number and the value of each field of a protobuf message.
 
@@ -143,7 +143,7 @@ def encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(data: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
+def _read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
     for at in range(position, min(position + _LONGEST_VARINT, len(data))):
         byte = data[at]

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,7 +19,7 @@ from ..errors import remote_error
 from ..protocol.request import Request
 from ..protocol.splitter import PackedRun, SourceMessage
 from ..transport.memory.files import FileSpan
-from .catalog.dataset import Source
+from .catalog.dataset import Encoding, Source
 from .context import ServerContext
 from .prefetch import Prefetch
 from .streams import Outcome, ReadSlot, RunningStream
@@ -31,17 +32,16 @@ Buffers = Sequence[bytes | memoryview]
 
 _PIECE_BYTES = 1 << 20
 """The bytes of a file that are read at a time."""
-_TOTAL_BYTES = 32 << 20
+_TOTAL_BYTES = 8 << 20
 _CHUNKS_PER_STREAM = 2
 _MAX_CHUNK_BYTES = 2 << 20
+"""The largest size of a chunk, each of which costs a switch between threads."""
 _MIN_CHUNK_BYTES = 64 << 10
 _TOTAL_AHEAD_BYTES = 32 << 20
-CHUNK_GROUP_BYTES = 512 << 10
-"""The bytes of small messages to read from a file at a time."""
 
 
 class ReadAhead:
-    """Divides 4 MiB among the streams that a service sends now.
+    """Divides 8 MiB among the streams that a service sends now.
 
     A stream holds two chunks of messages: it sends one while a worker thread prepares the other.
     The stream of a slow reader holds one small chunk.
@@ -51,13 +51,11 @@ class ReadAhead:
     >>> read_ahead = ReadAhead()
     >>> with read_ahead.stream():
     ...     read_ahead.chunk_bytes
-    524288
+    2097152
     """
 
-    def __init__(self, max_chunk_bytes: int = _MAX_CHUNK_BYTES) -> None:
+    def __init__(self) -> None:
         self._streams = 0
-        self.max_chunk_bytes = max_chunk_bytes
-        """The largest size of a chunk, in bytes."""
 
     @property
     def chunk_bytes(self) -> int:
@@ -66,7 +64,7 @@ class ReadAhead:
         Any thread may read it.
         """
         share = _TOTAL_BYTES // (_CHUNKS_PER_STREAM * max(1, self._streams))
-        return min(max(share, _MIN_CHUNK_BYTES), self.max_chunk_bytes)
+        return min(max(share, _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
 
     def allows(self, nbytes: int) -> bool:
         """Return whether each stream may prepare a message of this size ahead."""
@@ -99,12 +97,16 @@ class Pace:
         """The size at which a chunk is complete, in bytes. Any thread may read it."""
         return min(self._grown_bytes, self._read_ahead.chunk_bytes)
 
+    def adapt(self, encoding: Encoding) -> Encoding:
+        """Return an encoding that reads from files at the pace of the stream."""
+        return replace(encoding, find_group_bytes=lambda: self.chunk_bytes)
+
     def is_ahead(self, chunk: Chunk, seconds: float) -> bool:
         """Record the time to send a chunk; return whether others may be prepared ahead of it."""
         if seconds >= _SLOW_SECONDS:
             self._grown_bytes = _MIN_CHUNK_BYTES
             return False
-        self._grown_bytes = min(2 * self._grown_bytes, self._read_ahead.max_chunk_bytes)
+        self._grown_bytes = min(2 * self._grown_bytes, _MAX_CHUNK_BYTES)
         return self._read_ahead.allows(chunk.nbytes)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
-from anyio.streams.memory import MemoryObjectReceiveStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from ..errors import (
     ExhaustedError,
@@ -27,7 +27,11 @@ from .uploads.publication import ShardKey
 from .uploads.store import UploadStore
 from .uploads.upload import Upload
 
-_Data = TypeVar("_Data", bytes, bytearray)
+_Data = TypeVar("_Data", bytes, memoryview)
+
+
+_WRITE_BYTES = 2 << 20
+"""The bytes of messages that are written at a time, if as many have arrived."""
 
 
 class UploadSlots:
@@ -80,6 +84,11 @@ class Patience:
         self._rate = settings.upload_rate
         self._left = self._seconds
 
+    def earn(self, nbytes: int) -> None:
+        """Record what the client has sent, which earns it time."""
+        earned = nbytes / self._rate if self._rate else self._seconds
+        self._left = min(self._seconds, self._left + earned)
+
     async def wait(self, read: Callable[[], Awaitable[_Data | None]]) -> _Data | None:
         """Return what the client sends next, or None at the end.
 
@@ -90,9 +99,8 @@ class Patience:
             data = await read()
             if data is None:
                 return None
-            earned = len(data) / self._rate if self._rate else self._seconds
-            left = self._left - (anyio.current_time() - began)
-            self._left = min(self._seconds, left + earned)
+            self._left -= anyio.current_time() - began
+            self.earn(len(data))
             return data
         amount = f"less than {self._rate} bytes per second" if self._rate else "nothing"
         raise UnavailableError(
@@ -132,28 +140,49 @@ class UploadReceiver:
 
     async def _write(self, upload: Upload, messages: AsyncIterator[FlightData]) -> None:
         """Write messages on a worker thread while the next ones arrive. Finish the upload."""
-        sender, receiver = anyio.create_memory_object_stream[FlightData | None](0)
+        sender, receiver = anyio.create_memory_object_stream[list[FlightData]](0)
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(_write_messages, receiver, upload, self._threads)
                 with sender:
-                    async for data in messages:
-                        await sender.send(data)
-                    await sender.send(None)
+                    async for together in _group_messages(messages, sender):
+                        await sender.send(together)
+                    await sender.send([])
         except* anyio.BrokenResourceError:
             pass  # the writing task raises the reason
 
 
+async def _group_messages(
+    messages: AsyncIterator[FlightData], sender: MemoryObjectSendStream[list[FlightData]]
+) -> AsyncIterator[list[FlightData]]:
+    """Yield the messages that arrive while those before are written: each write has its cost."""
+    together: list[FlightData] = []
+    nbytes = 0
+    async for data in messages:
+        together.append(data)
+        nbytes += len(data.body)
+        if nbytes >= _WRITE_BYTES or sender.statistics().tasks_waiting_receive:
+            yield together
+            together, nbytes = [], 0
+    if together:
+        yield together
+
+
+def _write_all(upload: Upload, messages: list[FlightData]) -> None:
+    for data in messages:
+        upload.write(data)
+
+
 async def _write_messages(
-    receiver: MemoryObjectReceiveStream[FlightData | None],
+    receiver: MemoryObjectReceiveStream[list[FlightData]],
     upload: Upload,
     threads: anyio.CapacityLimiter,
 ) -> None:
-    """Write messages up to None, which finishes the upload."""
+    """Write messages. Those before an empty list are all, and finish the upload."""
     try:
         with receiver:
-            while (data := await receiver.receive()) is not None:
-                await to_thread.run_sync(upload.write, data, limiter=threads)
+            while messages := await receiver.receive():
+                await to_thread.run_sync(_write_all, upload, messages, limiter=threads)
             await to_thread.run_sync(upload.finish, limiter=threads)
     except anyio.EndOfStream:
         pass  # the receiving task raises the reason

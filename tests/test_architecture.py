@@ -48,6 +48,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "counting",
             "fairness",
             "gpu",
+            "http",
             "loader_peers",
             "loader_report",
             "paired",
@@ -60,7 +61,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "variant",
             "vortex",
         },
-        {"loader_round", "network", "spark_run", "stream_memory"},
+        {"flight", "loader_round", "network", "spark_run", "stream_memory"},
         {"loader", "spark"},
     ],
     "client": [
@@ -213,6 +214,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"configuration"},
     ],
     "server.control": [
+        {"http2"},
+        {"grpc_server"},
         {"call"},
         {"actions", "do_put", "health", "info", "interceptor"},
         {"do_get"},

@@ -116,7 +116,7 @@ def _check(found: int, rows: int) -> None:
         raise RuntimeError(f"a client read {found} instead of {rows} rows")
 
 
-def compare(ours: Callable[[], None], theirs: Callable[[], None], rounds: int) -> list[float]:
+def compare(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> list[float]:
     """Return the ratio of their time to ours for each round, in which they take turns."""
     ratios: list[float] = []
     for number in range(-1, rounds):

@@ -79,8 +79,8 @@ class Encoding:
     """The largest number of rows in a batch. None leaves the size to the dataset."""
     regions: bool = False
     """Whether to send every body of a file as one region of the file, even if it is small."""
-    group_bytes: int = GROUP_BYTES
-    """The bytes of small messages to read from a file at a time."""
+    find_group_bytes: Callable[[], int] = lambda: GROUP_BYTES
+    """Returns the bytes of small messages to read from a file at a time."""
     budget: Budget = DEFAULT_BUDGET
     """Bounds on reading the dataset."""
     devices: frozenset[int] = frozenset()

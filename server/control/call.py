@@ -94,7 +94,7 @@ class Call(Caller):
         """Send a message. Return when the client can receive the next one."""
         await self.context.write(message)
 
-    async def read(self) -> bytearray | None:
+    async def read(self) -> memoryview | None:
         """Return the client's next message, or None once it has sent all of them.
 
         The call is cancelled here if the client dies before.
@@ -109,7 +109,7 @@ class Call(Caller):
         return claims
 
 
-def parse_message(message_type: Any, data: bytes | bytearray) -> Any:
+def parse_message(message_type: Any, data: bytes | memoryview) -> Any:
     """Parse a protobuf message, which a client has sent."""
     try:
         return message_type.FromString(bytes(data))

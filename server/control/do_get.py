@@ -28,7 +28,6 @@ from ..catalog.selection import open_rows
 from ..catalog.stored_files import view_files
 from ..catalog.tensors import refuse_do_get
 from ..chunks import (
-    CHUNK_GROUP_BYTES,
     Buffers,
     Chunk,
     Pace,
@@ -121,7 +120,7 @@ class DoGetHandler:
             raise refuse_do_get(request)
         dataset, request = view_files(dataset, request)
         request = replace(request, format=None)  # Flight carries Arrow only
-        encoding = replace(server.encoding, group_bytes=CHUNK_GROUP_BYTES)
+        pace = Pace(self._read_ahead)
         with (
             run_stream(
                 server,
@@ -136,12 +135,12 @@ class DoGetHandler:
             self._read_ahead.stream(),
         ):
             source = await run_in_thread(
-                open_rows, dataset, request, encoding, limiter=server.threads
+                open_rows, dataset, request, pace.adapt(server.encoding), limiter=server.threads
             )
             if span is not None:
                 span.opened()
             slot = server.read_slots.slot_for(request, claims.principal)
-            await _send_source(call, Pace(self._read_ahead), source, stream, slot, plan)
+            await _send_source(call, pace, source, stream, slot, plan)
 
 
 async def _send_source(

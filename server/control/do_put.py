@@ -38,7 +38,11 @@ class DoPutHandler:
 
 async def _receive(call: Call, patience: Patience) -> FlightData | None:
     """Return the next message, or None at the end."""
-    message = await patience.wait(call.read)
+    message = call.context.read_ready()
+    if message is None:
+        message = await patience.wait(call.read)
+    else:
+        patience.earn(len(message))
     try:
         return None if message is None else parse_flight_data(message)
     except ProtocolError as error:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 import anyio
+import pyarrow as pa
 from anyio.abc import TaskGroup
 
 from ...protocol.uri import DataUri
@@ -122,10 +123,10 @@ class ServerCall:
         self._trailers: Headers = ()
         self._has_sent_headers = self._is_lost = self._has_ended = False
         # What the client sends.
-        self._messages = deque[bytearray]()
+        self._messages = deque[memoryview]()
         self._waiting_bytes = 0
         self._prefix = bytearray()
-        self._message: bytearray | None = None
+        self._message: memoryview | None = None
         self._filled = 0
         self._is_complete = False
         """Whether the client has sent everything."""
@@ -146,12 +147,22 @@ class ServerCall:
         """Return whether the client has cancelled the call or disconnected."""
         return self._is_lost
 
-    async def read(self) -> bytearray | None:
+    async def read(self) -> memoryview | None:
         """Return the next message, or None after the last one, which the client has confirmed."""
         while not self._messages and not self._is_complete:
             self._arrived = asyncio.get_running_loop().create_future()
             self._grant()
             await self._arrived
+        return self._take()
+
+    def read_ready(self) -> memoryview | None:
+        """Return the next message if it has arrived."""
+        message = self._take()
+        if message is not None:
+            self._grant()
+        return message
+
+    def _take(self) -> memoryview | None:
         if not self._messages:
             return None
         self._has_read = True
@@ -261,7 +272,8 @@ class ServerCall:
                 f"the message has {nbytes} bytes; the limit is {self._max_bytes}",
             )
             return
-        self._message, self._filled = bytearray(nbytes), 0
+        buffer: Any = pa.allocate_buffer(nbytes)  # from a pool, and not cleared
+        self._message, self._filled = memoryview(buffer).cast("B"), 0
 
     def _end_message(self) -> None:
         message, self._message = self._message, None
@@ -276,7 +288,7 @@ class ServerCall:
         self._waiting_bytes += len(message)
         self._wake()
 
-    def _decompress(self, message: bytearray) -> bytearray | None:
+    def _decompress(self, message: memoryview) -> memoryview | None:
         encoding = self._metadata.get("grpc-encoding", "identity")
         bits = _WINDOW_BITS.get(encoding)
         if bits is None:
@@ -284,7 +296,7 @@ class ServerCall:
             return None
         decoder = zlib.decompressobj(bits)
         try:
-            decoded = bytearray(decoder.decompress(message, self._max_bytes + 1))
+            decoded = decoder.decompress(message, self._max_bytes + 1)
         except zlib.error as error:
             self.cancel(StatusCode.INTERNAL, f"the message is not valid {encoding}: {error}")
             return None
@@ -294,7 +306,7 @@ class ServerCall:
                 f"the decompressed message exceeds the limit of {self._max_bytes} bytes",
             )
             return None
-        return decoded
+        return memoryview(decoded)
 
     def _grant(self) -> None:
         """Let a client whose messages are being read send more."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import re
 import socket
 import ssl
 import struct
@@ -62,6 +63,7 @@ _MAX_RESETS = 1000
 """The streams that a client may reset within `_RESET_SECONDS`."""
 _RESET_SECONDS = 10.0
 _TLS_BYTES = 64 << 10
+_HTTP_1 = re.compile(rb"[A-Z]{3,7} /")
 _NOT_HTTP2 = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\n"
     b"content-type: text/plain\r\n\r\nthis address serves Arrow Flight over gRPC, not HTTP/1.1\n"
@@ -201,10 +203,10 @@ class Connection:
         except (OSError, ValueError):
             self.abort()
         except H2Error:
-            if self.is_established:
-                self._queue_control()
-            else:
+            if not self.is_established and _HTTP_1.match(self._staging):
                 self._queue(_NOT_HTTP2)
+            else:
+                self._queue_control()
             self._flush()
             self.abort()
 

@@ -171,7 +171,7 @@ def _reflect() -> dict[str, Method]:
 
         async def requests() -> AsyncIterator[Any]:
             while (message := await call.read()) is not None:
-                yield parse_message(ServerReflectionRequest, bytes(message))
+                yield parse_message(ServerReflectionRequest, message)
 
         async for response in servicer.ServerReflectionInfo(requests(), call):
             await call.write(response.SerializeToString())

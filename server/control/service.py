@@ -119,7 +119,7 @@ async def _exchange_password(call: Call, credentials: str) -> None:
 
 
 async def _check_token(call: Call) -> None:
-    message: bytearray | None = None
+    message: memoryview | None = None
     seconds = call.server.settings.handshake_seconds
     with anyio.move_on_after(seconds) as scope:
         message = await call.read()

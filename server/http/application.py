@@ -132,8 +132,6 @@ _STATUS = {
 """The statuses of HTTP for those of gRPC; 500 for the others."""
 _EXPOSED = ("accept-ranges", "content-range", "etag", VERSION_HEADER)
 """The headers that pages of other sites may read, besides the usual ones."""
-_CHUNK_BYTES = 2 << 20
-"""The largest size of what a stream sends at a time: each crosses to another event loop."""
 _MAX_JSON_BYTES = 256 << 10
 _MAX_FORM_BYTES = 4096
 _MAX_FORM_FIELDS = 8
@@ -182,7 +180,7 @@ class Application:
         self._page = Page()
         self._secret = secrets.token_bytes(32)
         self._limiter = anyio.CapacityLimiter(_MAX_THREADS)
-        self._readers = Readers(ReadAhead(_CHUNK_BYTES))
+        self._readers = Readers(ReadAhead())
         self._log = get_logger("http")
 
     def build(self) -> Starlette:

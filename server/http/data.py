@@ -30,7 +30,7 @@ from ..catalog.delta import DeltaDataset
 from ..catalog.files.origins import ObjectFile
 from ..catalog.published import PublishedDataset
 from ..catalog.selection import Selection, open_rows
-from ..chunks import CHUNK_GROUP_BYTES, Chunk, Pace, ReadAhead, send_chunks
+from ..chunks import Chunk, Pace, ReadAhead, send_chunks
 from ..logs import get_logger
 from ..streams import RunningStream
 from .formats import Format, accepts_zstd, compress_chunks
@@ -241,14 +241,14 @@ class DataResponse(Response):
             await self._send_empty(outlet, 200, headers)
             return
         with run_http_stream(self._caller, request) as stream, self._readers.read_ahead.stream():
+            pace = Pace(self._readers.read_ahead)
             source = await run_in_thread(
                 open_rows,
                 plan.dataset,
                 request,
-                replace(server.encoding, group_bytes=CHUNK_GROUP_BYTES),
+                pace.adapt(server.encoding),
                 limiter=server.threads,
             )
-            pace = Pace(self._readers.read_ahead)
             chunks = plan.format.write(source, pace)
             if is_compressed:
                 chunks = compress_chunks(chunks, pace)

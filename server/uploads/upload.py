@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 from collections.abc import Callable, Generator, Mapping
@@ -100,6 +101,9 @@ _MESSAGE_OVERHEAD_BYTES = 4096
 """An estimate of the bytes of a message besides its buffers, until it is written."""
 
 
+_BUFFER_BYTES = 256 << 10
+
+
 class Upload:
     """Writes the record batches of one upload to a file. A context manager that closes it.
 
@@ -135,7 +139,7 @@ class Upload:
         self._declared_rows: int | None = None
         with _map_errors(dataset):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
-        self._file = os.fdopen(descriptor, "wb")
+        self._file = io.BufferedWriter(io.FileIO(descriptor, "wb"), _BUFFER_BYTES)
 
     def write(self, data: FlightData) -> None:
         """Write one message. The first one with a header must be a schema."""

@@ -16,7 +16,7 @@ STREAMS = 50
 
 
 def test_readers_that_do_not_read_share_little_memory(daemon: StartDaemon, tmp_path: Path) -> None:
-    """Each stream held two chunks of 1.5 MiB, or those of the time when it had begun."""
+    """Each stream holds two chunks of the size at the time when they began."""
     table = pa.table({"n": pa.array(np.arange(8_000_000))})
     path = write_file(tmp_path / "numbers.arrow", table, batch_rows=8192)
     server = daemon({"numbers": path}, control="grpc://127.0.0.1:0")
@@ -30,4 +30,4 @@ def test_readers_that_do_not_read_share_little_memory(daemon: StartDaemon, tmp_p
         growth = anonymous_kib(server.pid) - before
         for stream in streams:
             stream.cancel()
-    assert growth < 25 * 1000
+    assert growth < 45 * 1000

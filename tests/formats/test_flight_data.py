@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2
@@ -19,9 +20,24 @@ from splitarrow.formats.flight_data import (
     parse_flight_data,
 )
 from splitarrow.proto import Flight_pb2 as pb
-from splitarrow.protocol.splitter import SourceMessage
-from splitarrow.server.control.do_get import build_flight_data as flight_data
+from splitarrow.protocol.splitter import PackedRun, SourceMessage
+from splitarrow.server.control.do_get import build_flight_data, build_flight_run
 from splitarrow.transport.memory.files import FileSpan, SourceFile
+
+
+def flight_data(message: SourceMessage) -> bytes:
+    """Return the FlightData that is sent after the prefix of gRPC, which has its size."""
+    data = b"".join(build_flight_data(message))
+    assert data[:5] == b"\0" + (len(data) - 5).to_bytes(4, "big")
+    return data[5:]
+
+
+@given(st.binary(), st.integers(1, 3), st.sampled_from([1, 100, 16 << 10]))
+def test_a_run_is_the_flight_data_of_its_messages(header: bytes, count: int, size: int) -> None:
+    bodies = np.arange(count * size, dtype=np.uint64).astype(np.uint8).reshape(count, size)
+    run = PackedRun(header, 7, bodies)
+    expected = b"".join(part for message in run for part in build_flight_data(message))
+    assert b"".join(build_flight_run(run)) == expected
 
 
 @given(st.binary(), st.none() | st.lists(st.binary()))
@@ -52,6 +68,18 @@ def test_parts_may_be_views_buffers_and_regions(tmp_path: Path) -> None:
     data = flight_data(SourceMessage(memoryview(b"header"), parts, 4 + 6 + 20))
     assert pb.FlightData.FromString(data).data_body == b"viewbuffer" + bytes(range(10, 30))
     file.close()
+
+
+def test_a_large_region_is_read_in_pieces(tmp_path: Path) -> None:
+    contents = np.arange(5 << 17).tobytes()  # 5 MiB
+    path = tmp_path / "body"
+    path.write_bytes(contents)
+    file = SourceFile(path)
+    nbytes = len(contents) - 100
+    _, *pieces = build_flight_data(SourceMessage(b"", [FileSpan(file, 100, nbytes)], nbytes))
+    file.close()
+    assert b"".join(pieces) == contents[100:]
+    assert len(pieces) == 5
 
 
 def test_a_message_beyond_the_limit_of_grpc_is_refused() -> None:

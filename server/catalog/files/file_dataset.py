@@ -351,7 +351,7 @@ class FileDataset(ServedDataset):
                 contents.index,
                 file,
                 regions=regions,
-                group_bytes=encoding.group_bytes,
+                find_group_bytes=encoding.find_group_bytes,
             )
         if messages is None:
             groups = encode_groups(

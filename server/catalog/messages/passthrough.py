@@ -9,7 +9,7 @@ bodies of equal size are sent as one run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,13 +188,17 @@ class PassthroughMessages:
     """The messages of a file, unchanged."""
 
     def __init__(
-        self, index: MessageIndex, *, regions: bool, group_bytes: int = GROUP_BYTES
+        self,
+        index: MessageIndex,
+        *,
+        regions: bool,
+        find_group_bytes: Callable[[], int] = lambda: GROUP_BYTES,
     ) -> None:
         self.index = index
         """The messages."""
         self.regions = regions
         """Whether every body is one region of the file."""
-        self._group_bytes = group_bytes
+        self._find_group_bytes = find_group_bytes
         self.schema_message = index.schema_message()
         """The schema message, which begins the stream."""
 
@@ -244,13 +248,14 @@ class PassthroughMessages:
 
     def _split_group(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield the parts of a group that are to be read at a time."""
-        if self._group_bytes >= GROUP_BYTES:
+        group_bytes = self._find_group_bytes()
+        if group_bytes >= GROUP_BYTES:
             yield begin, end
             return
         first, base = begin, self.index.blocks[begin].offset
         for number in range(begin + 1, end):
             block = self.index.blocks[number]
-            if sum(block) - base > self._group_bytes:
+            if sum(block) - base > group_bytes:
                 yield first, number
                 first, base = number, block.offset
         yield first, end

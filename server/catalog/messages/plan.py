@@ -9,7 +9,7 @@ Everything else is re-encoded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 
 from ....formats.arrow.custom_metadata import add_footer_metadata
@@ -29,7 +29,7 @@ def plan_file(
     file: SourceFile,
     *,
     regions: bool,
-    group_bytes: int,
+    find_group_bytes: Callable[[], int],
 ) -> PassthroughMessages | ProjectedMessages | None:
     """Return the messages of a file to send without decoding them; None to re-encode.
 
@@ -45,7 +45,7 @@ def plan_file(
     if not _keeps_boundaries(selection, index, file):
         return None
     if selection.columns is None:
-        return PassthroughMessages(index, regions=regions, group_bytes=group_bytes)
+        return PassthroughMessages(index, regions=regions, find_group_bytes=find_group_bytes)
     return ProjectedMessages.plan(index, selection, file)
 
 

@@ -8,6 +8,7 @@ import socket
 import struct
 import zlib
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -295,13 +296,11 @@ def test_what_breaks_the_protocol_ends_the_connection(
 
 
 def test_rapid_resets_end_the_connection(server: Running, client: Http2Client) -> None:
-    def reset_streams() -> None:
+    with suppress(ConnectionError):  # it may be closed before the last one
         for _ in range(2_000):
             client.h2.reset_stream(client.begin(f"{FLIGHT}/DoGet"))
             client.flush()
-
-    with pytest.raises(ConnectionError):
-        reset_streams()
+    assert client.wait_closed() in (ErrorCodes.ENHANCE_YOUR_CALM, None)
     check(server)
 
 
