@@ -37,6 +37,8 @@ _CHUNKS_PER_STREAM = 2
 _MAX_CHUNK_BYTES = 2 << 20
 """The largest size of a chunk, each of which costs a switch between threads."""
 _MIN_CHUNK_BYTES = 64 << 10
+"""The size of the first chunk, and of those of slow readers."""
+_MIN_SHARE_BYTES = 256 << 10
 _TOTAL_AHEAD_BYTES = 32 << 20
 
 
@@ -59,12 +61,12 @@ class ReadAhead:
 
     @property
     def chunk_bytes(self) -> int:
-        """The size at which a chunk is complete, in bytes: at least 64 KiB.
+        """The size at which a chunk is complete, in bytes: at least 256 KiB.
 
         Any thread may read it.
         """
         share = _TOTAL_BYTES // (_CHUNKS_PER_STREAM * max(1, self._streams))
-        return min(max(share, _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
+        return min(max(share, _MIN_SHARE_BYTES), _MAX_CHUNK_BYTES)
 
     def allows(self, nbytes: int) -> bool:
         """Return whether each stream may prepare a message of this size ahead."""
