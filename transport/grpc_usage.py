@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import MissingExtraError, UsageError
 
 _THREAD_NAMES = ("event_engine", "grpc", "lifeguard", "timer", "resolver", "default-exec")
 _FORK_SECONDS = 10.0
@@ -30,12 +30,15 @@ def import_grpc() -> None:
     """Import gRPC so that it does not write to standard error; exceptions state what failed.
 
     It does that by default when a connection or a fork surprises it. It reads the variables once.
+    Raises `MissingExtraError` if gRPC is not installed, as with free-threaded Python.
     """
     added = {name: text for name, text in _VARIABLES.items() if name not in os.environ}
-    if added and "grpc" not in sys.modules:
+    if "grpc" not in sys.modules:
         os.environ.update(added)
         try:
             importlib.import_module("grpc")
+        except ModuleNotFoundError:
+            raise MissingExtraError("a control plane needs the package grpcio") from None
         finally:
             for name in added:
                 del os.environ[name]

@@ -40,6 +40,7 @@ logging.getLogger("hpack").setLevel(logging.WARNING)  # it logs all headers, tok
 
 _PREFACE_BYTES, _FRAME_HEAD_BYTES = 24, 9
 _DATA, _WINDOW_UPDATE, _GOAWAY = 0, 8, 7
+_WINDOW_UPDATE_HEAD = bytes((0, 0, 4, _WINDOW_UPDATE))
 _END_STREAM, _PADDED = 1, 8
 _STREAM_ID_MASK = _MAX_WINDOW = (1 << 31) - 1
 _WINDOW = struct.Struct(">BBBBBII")
@@ -235,7 +236,7 @@ class Connection:
 
     def _open_window(self, view: memoryview) -> bool:
         """Apply the valid WINDOW_UPDATE frame that data begins with, which h2 does more slowly."""
-        if len(view) < _WINDOW.size or view[3] != _WINDOW_UPDATE or view[:3] != b"\0\0\4":
+        if len(view) < _WINDOW.size or bytes(view[:4]) != _WINDOW_UPDATE_HEAD:
             return False
         *_, stream_id, nbytes = _WINDOW.unpack_from(view)
         window: Any = self._h2 if not stream_id else self._h2.streams.get(stream_id)

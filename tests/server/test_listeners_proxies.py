@@ -237,3 +237,20 @@ def test_worker_processes_know_the_address_of_a_reader(tmp_path: Path) -> None:
         ):
             wait_until(lambda: list_peers(server) == [f"{READER}:4000"])
             assert stream.read_all() == LARGE
+
+
+@pytest.mark.parametrize("header", [binary_header(READER), text_header(READER)])
+def test_connections_of_the_control_plane_count_for_the_reader(header: bytes) -> None:
+    path = flight.FlightDescriptor.for_path("d")
+    with (
+        running({"d": TABLE}, proxy_protocol=TRUSTED, max_connections_per_address=1) as server,
+        proxy(server.port, header=header) as one,
+        proxy(server.port, header=binary_header(OTHER)) as two,
+        flight.connect(through(one, server.uri)) as first,
+        flight.connect(through(one, server.uri)) as second,
+        flight.connect(through(two, server.uri)) as other,
+    ):
+        assert first.get_flight_info(path).total_records == 3
+        with pytest.raises(flight.FlightUnavailableError):
+            second.get_flight_info(path)
+        assert other.get_flight_info(path).total_records == 3
