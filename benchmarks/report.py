@@ -219,13 +219,20 @@ class Report:
 
     def mean_ratio(self, backend: str, consume: Consume = "count") -> float | None:
         """Return the geometric mean of a backend's ratios over the batch sizes."""
-        ratios = [
+        ratios = self._list_ratios(backend, consume)
+        return math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
+
+    def worst_ratio(self, backend: str, consume: Consume = "count") -> float | None:
+        """Return the smallest of a backend's ratios over the batch sizes."""
+        return min(self._list_ratios(backend, consume), default=None)
+
+    def _list_ratios(self, backend: str, consume: Consume) -> list[float]:
+        return [
             ratio
             for result in self.section("sizes")
             if (result.backend, result.consume) == (backend, consume)
             and (ratio := self.ratio(result)) is not None
         ]
-        return math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
     def mean_ratios(self, consume: Consume = "count") -> dict[str, float]:
         """Return the geometric mean of the ratios of each backend that has ratios."""

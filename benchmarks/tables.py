@@ -87,7 +87,7 @@ def format_conditions(report: Report) -> str:
     return "; ".join([report.created[:10], processor, machine["system"], versions, run])
 
 
-_TERMINAL_HEADINGS = ("GB/s", "min–max", f"× {BASELINE}", "first ms", "CPU s/GiB", "MiB")
+_TERMINAL_HEADINGS = ("GB/s", f"× {BASELINE}", "95 %", "first ms", "CPU s/GiB", "MiB")
 
 
 def terminal_tables(report: Report) -> Group:
@@ -115,8 +115,11 @@ def terminal_tables(report: Report) -> Group:
     renderables: list[RenderableType] = [table, ""]
     for consume in report.consumers():
         if means := report.mean_ratios(consume):
-            values = ", ".join(f"{name} {format_ratio(mean)}" for name, mean in means.items())
-            text = f"Geometric mean of the ratios to {BASELINE}, {consume}: {values}"
+            values = ", ".join(
+                f"{name} {format_ratio(mean)} ({format_ratio(report.worst_ratio(name, consume))})"
+                for name, mean in means.items()
+            )
+            text = f"Geometric mean of the ratios to {BASELINE} (the worst), {consume}: {values}"
             renderables += [Text(text, style="bold"), ""]
     for name, reason in report.skipped.items():
         renderables.append(Text(f"skipped: {name}: {reason}"))
@@ -135,8 +138,8 @@ def _cells(report: Report, result: Result) -> list[str]:
         cpu, memory = figures.client_cpu, figures.client_memory
     return [
         figures.rate,
-        figures.rate_range,
         figures.ratio,
+        figures.ratio_interval,
         figures.first_batch,
         cpu,
         memory,
