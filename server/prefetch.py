@@ -15,6 +15,8 @@ from anyio.streams.memory import MemoryObjectSendStream
 from ..errors import SplitArrowError
 from .shares import MemoryShare
 
+_START_CHECKPOINTS = 8
+"""How often the event loop runs at most until a free thread has started."""
 _T = TypeVar("_T")
 
 
@@ -73,6 +75,7 @@ class Prefetch(Generic[_T]):
         self.is_ahead = True
         """Whether the next item is prepared before it is requested."""
         self._requested = self._prepared = 0
+        self._is_starting = False
         self._request = anyio.Event()
         start_task(tasks, self._produce, items, close, sender, threads, slot)
 
@@ -99,7 +102,15 @@ class Prefetch(Generic[_T]):
             raise StopAsyncIteration
         if isinstance(item, Exception):
             raise item
+        await self._let_thread_start()
         return item
+
+    async def _let_thread_start(self) -> None:
+        """Let the thread start with the next item, if it is about to: sending blocks the loop."""
+        for _ in range(_START_CHECKPOINTS):
+            await checkpoint()
+            if not self._is_starting:
+                break
 
     def _hold(self, sent: int, ready: int) -> None:
         """Hold the memory of the item that the consumer has, and of the one that is ready."""
@@ -134,9 +145,10 @@ class Prefetch(Generic[_T]):
             with self._scope, sender:
                 while True:
                     await self._wait_for_turn()
+                    self._is_starting = True
                     try:
                         async with slot:
-                            item = await to_thread.run_sync(next, items, None, limiter=threads)
+                            item = await to_thread.run_sync(self._take, items, limiter=threads)
                     except Exception as error:
                         await sender.send(error)
                         return
@@ -152,6 +164,11 @@ class Prefetch(Generic[_T]):
         finally:
             item = None  # the cancellation refers to this frame, which refers to it
             close()
+
+    def _take(self, items: Iterator[_T]) -> _T | None:
+        """Return the next item; None after the last. Runs on the worker thread."""
+        self._is_starting = False
+        return next(items, None)
 
     async def _wait_for_turn(self) -> None:
         """Wait until the next item may be prepared."""

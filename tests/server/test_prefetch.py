@@ -56,6 +56,22 @@ async def test_one_item_is_prepared_ahead_on_another_thread() -> None:
     assert threading.get_ident() not in thread_ids
 
 
+async def test_the_next_item_is_prepared_while_a_consumer_blocks_the_event_loop() -> None:
+    prepared = [threading.Event() for _ in range(4)]
+
+    def prepare() -> Iterator[int]:
+        for number, event in enumerate(prepared):
+            event.set()
+            yield number
+
+    async with anyio.create_task_group() as tasks:
+        threads = anyio.CapacityLimiter(1)
+        with Prefetch(prepare(), lambda: None, tasks, threads) as items:
+            for number in range(3):
+                assert await anext(items) == number
+                assert prepared[number + 1].wait(5)
+
+
 async def test_the_iterator_is_closed_when_its_consumer_leaves_early() -> None:
     closed: list[bool] = []
     async with anyio.create_task_group() as tasks:
