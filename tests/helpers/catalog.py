@@ -11,7 +11,7 @@ import pyarrow as pa
 from splitarrow.formats.arrow.message import HeaderType, encapsulate, read_message_info
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.splitter import SourceMessage
-from splitarrow.server.catalog.dataset import GROUP_BYTES, Encoding, ServedDataset, Source
+from splitarrow.server.catalog.dataset import ENCODED_GROUP_BYTES, Encoding, ServedDataset, Source
 from splitarrow.transport.memory.files import FileSpan
 
 DEFAULTS = Encoding()
@@ -70,7 +70,7 @@ def read_source(source: Source, pause: Callable[[], object] = lambda: None) -> S
     with closing(source):
         for group in source:
             assert group
-            assert len(group) == 1 or sum(m.body_length for m in group[:-1]) <= GROUP_BYTES
+            assert len(group) == 1 or sum(m.body_length for m in group[:-1]) <= ENCODED_GROUP_BYTES
             read: list[SourceMessage] = []
             for metadata, body, body_length, rows, _ in group:
                 facts = read_message_info(metadata)

@@ -7,9 +7,10 @@ are skipped. Fields of structs and shredded fields of Variants are read without 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path, PurePath
@@ -59,6 +60,9 @@ _COLUMN_BUFFER = 64 << 10
 _TAIL_READ = 64 << 10
 _HEADER_BYTES = 256
 _PAGE_BYTES, _DICTIONARY_HEADER, _COUNT = 2, 7, 1
+_READS_PER_BATCH = 8
+"""What BATCH_BYTES is divided by to get the least size of a read: 1 MiB."""
+_MAX_MEASURED = 4
 _STEP_BYTES = 64 << 20
 """The memory of small row groups that are decoded together."""
 _FIXED = "FIXED_LEN_BYTE_ARRAY"
@@ -127,6 +131,29 @@ def _check_dictionary(file: SourceFile, offset: int, column: Any) -> None:
         )
 
 
+class MeasuredRowGroups:
+    """What `measure_row_group` has returned for a file, for the last ways to read it.
+
+    It is kept in arrays of 16 bytes for each row group. Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], array[int]] = {}
+
+    def find(self, count: int, leaves: Sequence[int], rows: int) -> array[int]:
+        """Return the memory and the rows of each row group in turn, with 0 for unknown memory.
+
+        The caller adds what it measures. `count` is the number of row groups.
+        """
+        key = (rows, *leaves)
+        known = self._known.get(key)
+        if known is None:
+            for oldest in list(self._known)[: 1 - _MAX_MEASURED]:
+                self._known.pop(oldest, None)
+            known = self._known.setdefault(key, array("q", bytes(16 * count)))
+        return known
+
+
 @dataclass(frozen=True, slots=True)
 class ParquetPlan:
     """How to read a file."""
@@ -135,6 +162,8 @@ class ParquetPlan:
     """The columns that readers get."""
     elements: tuple[Struct, ...] | None
     """The schema that pyarrow reads; None if it is that of the file."""
+    measured: MeasuredRowGroups = field(default_factory=MeasuredRowGroups, compare=False)
+    """The memory of its row groups, as far as it is known."""
 
 
 @contextmanager
@@ -315,7 +344,11 @@ class ParquetDataset(FileDataset):
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
-        rows = selection.batch_rows or _fit_rows(contents.batch_rows or 1, selection.budget)
+        most = contents.batch_rows or 1
+        fitting = _fit_rows(most, selection.budget)
+        rows = selection.batch_rows or fitting
+        # Small batches are decoded together, and cut when they are encoded.
+        rows *= max(min(most // _READS_PER_BATCH, fitting) // rows, 1)
         if selection.limit is not None:
             rows = min(rows, max(selection.limit, 1))
         derivation = Derivation.plan(contents.schema, selection.columns, selection.fields)
@@ -345,11 +378,15 @@ class ParquetDataset(FileDataset):
                 names, convert = reader.physical_names, reader.convert
                 groups = reader.select_row_groups(parquet)
             check_row_groups(file, parquet, groups, names, selection.budget.parquet_bytes)
-            for step in _plan_steps(file, parquet, groups, names, rows, selection.budget.decoding):
+            shares, measured = selection.budget.decoding, contents.plan.measured
+            for step in _plan_steps(file, parquet, groups, names, rows, shares, measured):
                 missing = sum(parquet.metadata.row_group(group).num_rows for group in step.groups)
                 with step.hold():
                     for batch in parquet.iter_batches(
-                        batch_size=step.rows, row_groups=step.groups, columns=names
+                        batch_size=_round_rows(step.rows, selection.batch_rows),
+                        row_groups=step.groups,
+                        columns=names,
+                        use_threads=2 * step.rows >= (contents.batch_rows or 1),
                     ):
                         file.check()
                         missing -= batch.num_rows
@@ -392,6 +429,7 @@ def _plan_steps(
     names: list[str] | None,
     rows: int,
     shares: DecodingShares | None,
+    measured: MeasuredRowGroups,
 ) -> Iterator[_Step]:
     """Yield row groups with the memory that they take; small ones together.
 
@@ -406,17 +444,22 @@ def _plan_steps(
         return
     leaves = _select_leaves(parquet.schema, names)
     read_dictionary = partial(_read_dictionary, file, parquet)
+    known = measured.find(parquet.num_row_groups, leaves, rows)
     waiting: _Step | None = None
     for group in groups:
         step = _Step([group], rows, 0, shares, file_name)
         if is_remote:
             row_group = parquet.metadata.row_group(group)
             step.nbytes = sum(estimate_column(row_group.column(index)) for index in leaves)
+        elif known[2 * group]:
+            step.nbytes, step.rows = known[2 * group : 2 * group + 2]
         else:
             try:
                 step.nbytes, step.rows = measure_row_group(
                     file, parquet, group, leaves, rows, partial(read_dictionary, group), step.hold
                 )
+                if step.nbytes <= shares.limit:
+                    known[2 * group : 2 * group + 2] = array("q", (step.nbytes, step.rows))
             except ProtocolError as error:  # for a reader who gets to this row group
                 step.nbytes, step.error = _STEP_BYTES, error
         if waiting is None:
@@ -467,12 +510,17 @@ def _fit_rows(rows: int, budget: Budget) -> int:
     return max(int(rows * min(budget.find_batch_bytes() / BATCH_BYTES, 1)), 1)
 
 
+def _round_rows(rows: int, batch_rows: int | None) -> int:
+    """Return at most so many rows: a multiple of those of a batch, unless a batch has more."""
+    return rows if batch_rows is None or rows < batch_rows else rows - rows % batch_rows
+
+
 def _estimate_row_bytes(schema: pa.Schema) -> float:
     """Return the decoded size of a row in bytes, estimated from the types of its columns."""
     total = 0.0
-    for field in schema:
+    for each in schema:
         try:
-            total += field.type.bit_width / 8
+            total += each.type.bit_width / 8
         except ValueError:
             total += _VARIABLE_WIDTH_BYTES
     return total

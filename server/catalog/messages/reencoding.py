@@ -17,7 +17,7 @@ from ....formats.arrow.lengths import measure_lengths
 from ....formats.arrow.schema_rewriter import adopt_schema
 from ....formats.arrow.truncation import has_offsets, needs_truncation, truncate
 from ....protocol.splitter import SourceMessage
-from ..dataset import GROUP_BYTES, Measures, MessageGroups
+from ..dataset import ENCODED_GROUP_BYTES, Measures, MessageGroups
 from ..selection import Selection
 
 Batch = tuple[pa.RecordBatch, Mapping[Any, Any] | None]
@@ -39,10 +39,10 @@ def encode_groups(
 ) -> MessageGroups:
     """Yield a group with the schema message, and then groups of the messages of the batches.
 
-    A group ends at GROUP_BYTES, or when it took 10 ms to make, so that the batches of a slow source
-    are sent as they come. Batches that may be invalid are validated before they are cut, because
-    Arrow follows invalid offsets out of bounds. This generator closes `batches`. Raises
-    `DatasetError` if a batch is not valid or cannot be encoded.
+    A group ends at ENCODED_GROUP_BYTES, or when it took 10 ms to make, so that the batches of a
+    slow source are sent as they come. Batches that may be invalid are validated before they are
+    cut, because Arrow follows invalid offsets out of bounds. This generator closes `batches`.
+    Raises `DatasetError` if a batch is not valid or cannot be encoded.
     """
     with closing(batches), _map_errors(label):
         encoder = MessageEncoder(selection.schema, selection.codec)
@@ -57,7 +57,7 @@ def encode_groups(
             for message in encoder.encode(batch, custom_metadata):
                 group.append(SourceMessage(*message))
                 nbytes += message.body_length
-            if nbytes >= GROUP_BYTES or time.monotonic() - started > _MAX_GROUP_SECONDS:
+            if nbytes >= ENCODED_GROUP_BYTES or time.monotonic() - started > _MAX_GROUP_SECONDS:
                 yield group
                 group = []
                 nbytes, started = 0, time.monotonic()

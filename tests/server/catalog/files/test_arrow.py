@@ -401,7 +401,7 @@ def test_a_replaced_file_is_for_new_readers_only(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_read_fails_the_stream(
     tmp_path: Path, change: str, fields: dict[str, Any]
 ) -> None:
-    sent = [pa.record_batch({"n": list(range(30_000)), "m": ["text"] * 30_000}) for _ in range(16)]
+    sent = [pa.record_batch({"n": list(range(30_000)), "m": ["text"] * 30_000}) for _ in range(40)]
     path = write_file(tmp_path / "x.arrow", sent)
     dataset = open_file(path)
     source = dataset.open(Request("name", **fields), DEFAULTS)

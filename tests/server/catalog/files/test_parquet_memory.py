@@ -29,7 +29,8 @@ from splitarrow.formats.parquet.thrift import CompactReader, Value, encode_struc
 from splitarrow.server.catalog.dataset import Budget, Encoding
 from splitarrow.server.catalog.decoding_shares import DecodingShares
 from splitarrow.server.catalog.files.file_types import open_file
-from splitarrow.server.catalog.files.parquet_memory import EXPANDED_BYTES
+from splitarrow.server.catalog.files.parquet import ParquetDataset
+from splitarrow.server.catalog.files.parquet_memory import EXPANDED_BYTES, measure_row_group
 from splitarrow.testing import Daemon
 
 MIB = 1 << 20
@@ -172,6 +173,50 @@ def test_what_is_read_does_not_depend_on_the_memory(
 def test_small_row_groups_share_batches(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "x.parquet", pa.table({"n": range(9)}), row_group_size=2)
     assert [len(batch) for batch in read_within(path, MIB).batches] == [9]
+
+
+def test_small_batches_are_decoded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_parquet(tmp_path / "x.parquet", pa.table({"n": range(100)}), row_group_size=7)
+    reads: list[int] = []
+    iter_batches = pq.ParquetFile.iter_batches
+
+    def record(self: Any, batch_size: int, **options: Any) -> Any:
+        reads.append(batch_size)
+        return iter_batches(self, batch_size=batch_size, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", record)
+    result = read_within(path, MIB, batch_rows=9)
+    assert [len(batch) for batch in result.batches] == [9] * 11 + [1]
+    assert result.table.equals(pq.read_table(path))
+    (rows,) = reads
+    assert rows > 1000
+    assert rows % 9 == 0
+
+
+def test_a_file_is_measured_once_for_each_selection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"n": range(9), "m": range(9)})
+    path = write_parquet(tmp_path / "x.parquet", table, row_group_size=3)
+    measured: list[int] = []
+
+    def record(file: Any, parquet: Any, group: int, *rest: Any) -> tuple[int, int]:
+        measured.append(group)
+        return measure_row_group(file, parquet, group, *rest)
+
+    monkeypatch.setattr(f"{ParquetDataset.__module__}.measure_row_group", record)
+    dataset = open_file(path)
+    encoding = Encoding(budget=Budget(decoding=DecodingShares(MIB)))
+    for columns, expected in ((None, [0, 1, 2]), (None, []), (("m",), [0, 1, 2]), (None, [])):
+        measured.clear()
+        assert read_dataset(dataset, encoding, columns=columns).rows == 9
+        assert measured == expected
+    write_parquet(path, table.slice(0, 5), row_group_size=1)
+    measured.clear()
+    assert read_dataset(dataset, encoding).rows == 5
+    assert measured == [0, 1, 2, 3, 4]
 
 
 def test_a_damaged_page_fails_the_reader_that_gets_to_it(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 from helpers.catalog import number_batches, read_source
-from splitarrow.server.catalog.dataset import GROUP_BYTES, GeneratorSource
+from splitarrow.server.catalog.dataset import ENCODED_GROUP_BYTES, GeneratorSource
 from splitarrow.server.catalog.messages.reencoding import Batches, encode_groups
 from splitarrow.server.catalog.selection import Selection
 
 
 def test_groups_are_bounded_and_the_schema_message_is_first() -> None:
-    sent = number_batches(200, 500)
+    sent = number_batches(200, 1000)
     schema = sent[0].schema
 
     def batches() -> Batches:
@@ -27,7 +27,7 @@ def test_groups_are_bounded_and_the_schema_message_is_first() -> None:
     assert len(result.groups[0]) == 1
     assert result.batches == sent
     total = sum(message.body_length for message in result.messages)
-    assert len(result.groups) >= total // (2 * GROUP_BYTES)
+    assert len(result.groups) >= total // (2 * ENCODED_GROUP_BYTES)
 
 
 def test_batches_of_a_slow_source_are_sent_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
