@@ -16,6 +16,7 @@ from helpers.catalog import read_dataset
 from helpers.files import write_file, write_parquet
 from helpers.sources import encode_filter, make_table
 from splitarrow.errors import ExhaustedError
+from splitarrow.filters import encode_filter as encode_sql
 from splitarrow.server.catalog import filters
 from splitarrow.server.catalog.catalog import open_dataset
 from splitarrow.server.catalog.dataset import Budget, Encoding
@@ -99,6 +100,37 @@ def read_with_seconds(seconds: float, expression: pc.Expression) -> int:
     encoding = Encoding(budget=Budget(filter_seconds=seconds))
     row_filter = encode_filter(expression, NUMBERS.schema)
     return read_dataset(open_dataset(NUMBERS), encoding, filter=row_filter).rows
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_columns_of_every_kind_are_filtered(share: float) -> None:
+    numbers = np.random.default_rng(1)
+    rows = 1000
+    texts = [None if n % 7 == 0 else f"text {n % 9}" for n in range(rows)]
+    storage = pa.array([b"%016d" % n for n in range(rows)], pa.binary(16))
+    runs: Any = pa.RunEndEncodedArray
+    arrays: dict[str, Any] = {
+        "n": pa.array(range(rows)),
+        "b": numbers.random(rows) < 0.5,
+        "t": texts,
+        "d": pa.array(texts).dictionary_encode(),
+        "l": [[text] * (n % 3) for n, text in enumerate(texts)],
+        "s": [{"a": n, "b": text} for n, text in enumerate(texts)],
+        "nothing": pa.nulls(rows),
+        "u": pa.ExtensionArray.from_storage(pa.uuid(), storage),
+        "v": pa.array(texts, pa.string_view()),
+        "r": runs.from_arrays(range(5, rows + 1, 5), range(rows // 5)),
+    }
+    for names in (list(arrays), list(arrays)[:-2], list(arrays)[:1]):
+        batch = pa.record_batch({name: arrays[name] for name in names}, metadata={"k": "v"})
+        keep = numbers.random(rows) < share
+        batch = batch.append_column("keep", pa.array(keep))
+        text = encode_sql("keep", batch.schema)
+        filtered = RowFilter.resolve(text, batch.schema, "x").apply(batch, range(len(names) + 1))
+        filtered.validate(full=True)
+        assert filtered.schema.equals(batch.schema, check_metadata=True)
+        expected = [row for row, is_kept in zip(batch.to_pylist(), keep, strict=True) if is_kept]
+        assert filtered.to_pylist() == expected
 
 
 def test_a_filter_that_takes_too_long_is_refused() -> None:
