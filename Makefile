@@ -79,6 +79,10 @@ bench-peers: $(VENV)/installed-bench ## measure TLS, DoGet and Parquet beside py
 	@$(BIN)/splitarrow bench --sizes 64KiB,1MiB,8MiB --clients 1 --backends \
 	    splitarrow-tls,flight-tls,splitarrow-do-get,flight,splitarrow-parquet,flight-parquet $(ARGS)
 
+.PHONY: bench-scans
+bench-scans: $(VENV)/installed-bench ## measure Parquet and filters beside pyarrow.flight and pyarrow.dataset
+	@$(BIN)/python -m splitarrow.benchmarks.studies.scans $(ARGS)
+
 .PHONY: bench-paired
 bench-paired: $(VENV)/installed ## compare the processor time of HEAD with an earlier commit's; COMMIT=HEAD~1
 	@$(BIN)/python -m splitarrow.benchmarks.studies.paired $(COMMIT) $(ARGS)
