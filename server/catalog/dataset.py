@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 GROUP_BYTES = 512 << 10
 """The largest size of a group of several messages, in bytes. A larger message has its own group."""
-ENCODED_GROUP_BYTES = 1 << 20
-"""The size of several encoded messages at which their group is complete, in bytes. Each group takes
-a change of threads."""
+ENCODED_GROUP_BYTES = 4 << 20
+"""The largest size of a group of several messages that are encoded, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)

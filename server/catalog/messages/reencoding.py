@@ -17,7 +17,7 @@ from ....formats.arrow.lengths import measure_lengths
 from ....formats.arrow.schema_rewriter import adopt_schema
 from ....formats.arrow.truncation import has_offsets, needs_truncation, truncate
 from ....protocol.splitter import SourceMessage
-from ..dataset import ENCODED_GROUP_BYTES, Measures, MessageGroups
+from ..dataset import ENCODED_GROUP_BYTES, GROUP_BYTES, Measures, MessageGroups
 from ..selection import Selection
 
 Batch = tuple[pa.RecordBatch, Mapping[Any, Any] | None]
@@ -39,10 +39,12 @@ def encode_groups(
 ) -> MessageGroups:
     """Yield a group with the schema message, and then groups of the messages of the batches.
 
-    A group ends at ENCODED_GROUP_BYTES, or when it took 10 ms to make, so that the batches of a
-    slow source are sent as they come. Batches that may be invalid are validated before they are
-    cut, because Arrow follows invalid offsets out of bounds. This generator closes `batches`.
-    Raises `DatasetError` if a batch is not valid or cannot be encoded.
+    Each group takes a change of threads. So the groups grow from GROUP_BYTES to
+    ENCODED_GROUP_BYTES, or to the size that a batch should not exceed now. A group also ends when
+    it took 10 ms to make, so that the batches of a slow source are sent as they come. Batches that
+    may be invalid are validated before they are cut, because Arrow follows invalid offsets out of
+    bounds. This generator closes `batches`. Raises `DatasetError` if a batch is not valid or cannot
+    be encoded.
     """
     with closing(batches), _map_errors(label):
         encoder = MessageEncoder(selection.schema, selection.codec)
@@ -52,14 +54,16 @@ def encode_groups(
             schema_message = schema_message._replace(metadata=adopted)
         yield [SourceMessage(*schema_message)]
         group: list[SourceMessage] = []
-        nbytes, started = 0, time.monotonic()
+        nbytes, started, most = 0, time.monotonic(), GROUP_BYTES
         for batch, custom_metadata in _select_rows(selection, batches, is_valid=is_valid):
             for message in encoder.encode(batch, custom_metadata):
                 group.append(SourceMessage(*message))
                 nbytes += message.body_length
-            if nbytes >= ENCODED_GROUP_BYTES or time.monotonic() - started > _MAX_GROUP_SECONDS:
+            if nbytes >= most or time.monotonic() - started > _MAX_GROUP_SECONDS:
                 yield group
                 group = []
+                most = min(2 * most, ENCODED_GROUP_BYTES)
+                most = max(min(most, selection.budget.find_batch_bytes()), GROUP_BYTES)
                 nbytes, started = 0, time.monotonic()
         if group:
             yield group

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 
 import pyarrow as pa
 import pytest
 
 from helpers.catalog import number_batches, read_source
-from splitarrow.server.catalog.dataset import ENCODED_GROUP_BYTES, GeneratorSource
+from splitarrow.server.catalog.dataset import (
+    ENCODED_GROUP_BYTES,
+    GROUP_BYTES,
+    Budget,
+    GeneratorSource,
+)
 from splitarrow.server.catalog.messages.reencoding import Batches, encode_groups
 from splitarrow.server.catalog.selection import Selection
 
 
-def test_groups_are_bounded_and_the_schema_message_is_first() -> None:
-    sent = number_batches(200, 1000)
+@pytest.mark.parametrize("room", [0, 1 << 20, math.inf])
+def test_groups_grow_to_their_bound_and_the_schema_message_is_first(
+    monkeypatch: pytest.MonkeyPatch, room: float
+) -> None:
+    monkeypatch.setattr(f"{encode_groups.__module__}._MAX_GROUP_SECONDS", 60)
+    sent = number_batches(1, 20_000) * 60
     schema = sent[0].schema
 
     def batches() -> Batches:
         for batch in sent:
             yield batch, None
 
-    result = read_source(
-        GeneratorSource(encode_groups(Selection(schema), batches(), "test"), blocking=True)
-    )
+    selection = Selection(schema, budget=Budget(find_batch_bytes=lambda: room))
+    source = GeneratorSource(encode_groups(selection, batches(), "test"), blocking=True)
+    result = read_source(source)
     assert len(result.groups[0]) == 1
     assert result.batches == sent
-    total = sum(message.body_length for message in result.messages)
-    assert len(result.groups) >= total // (2 * ENCODED_GROUP_BYTES)
+    sizes = [sum(message.body_length for message in group[:-1]) for group in result.groups]
+    bound = max(min(room, ENCODED_GROUP_BYTES), GROUP_BYTES)
+    assert sizes[1] < GROUP_BYTES
+    assert bound / 2 < max(sizes) < bound
 
 
 def test_batches_of_a_slow_source_are_sent_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
