@@ -134,18 +134,19 @@ def _check_dictionary(file: SourceFile, offset: int, column: Any) -> None:
 class MeasuredRowGroups:
     """What `measure_row_group` has returned for a file, for the last ways to read it.
 
-    It is kept in arrays of 16 bytes for each row group. Safe to use from several threads.
+    These row groups were checked before. Each takes 16 bytes. Safe to use from several threads.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], array[int]] = {}
 
-    def find(self, count: int, leaves: Sequence[int], rows: int) -> array[int]:
+    def find(self, count: int, leaves: Sequence[int], rows: int, limit: int) -> array[int]:
         """Return the memory and the rows of each row group in turn, with 0 for unknown memory.
 
-        The caller adds what it measures. `count` is the number of row groups.
+        The caller adds what it measures. `count` is the number of row groups, and `limit` that of
+        `check_row_groups`.
         """
-        key = (rows, *leaves)
+        key = (limit, rows, *leaves)
         known = self._known.get(key)
         if known is None:
             for oldest in list(self._known)[: 1 - _MAX_MEASURED]:
@@ -377,9 +378,12 @@ class ParquetDataset(FileDataset):
                 reader = FieldReader(contents, selection)
                 names, convert = reader.physical_names, reader.convert
                 groups = reader.select_row_groups(parquet)
-            check_row_groups(file, parquet, groups, names, selection.budget.parquet_bytes)
-            shares, measured = selection.budget.decoding, contents.plan.measured
-            for step in _plan_steps(file, parquet, groups, names, rows, shares, measured):
+            budget, leaves = selection.budget, _select_leaves(parquet.schema, names)
+            measured: MeasuredRowGroups = contents.plan.measured
+            known = measured.find(parquet.num_row_groups, leaves, rows, budget.parquet_bytes)
+            unknown = [group for group in groups if not known[2 * group]]
+            check_row_groups(file, parquet, unknown, names, budget.parquet_bytes)
+            for step in _plan_steps(file, parquet, groups, leaves, rows, budget.decoding, known):
                 missing = sum(parquet.metadata.row_group(group).num_rows for group in step.groups)
                 with step.hold():
                     for batch in parquet.iter_batches(
@@ -426,13 +430,14 @@ def _plan_steps(
     file: SourceFile,
     parquet: Any,
     groups: list[int],
-    names: list[str] | None,
+    leaves: Sequence[int],
     rows: int,
     shares: DecodingShares | None,
-    measured: MeasuredRowGroups,
+    known: array[int],
 ) -> Iterator[_Step]:
     """Yield row groups with the memory that they take; small ones together.
 
+    `known` has the memory and the rows of those that were measured; see `MeasuredRowGroups.find`.
     Prefetching a row group from an object store takes its memory until it is decoded. Without
     shares, nothing is measured.
     """
@@ -442,9 +447,7 @@ def _plan_steps(
         for step in [[group] for group in groups] if is_remote else [groups]:
             yield _Step(step, rows, 0, None, file_name)
         return
-    leaves = _select_leaves(parquet.schema, names)
     read_dictionary = partial(_read_dictionary, file, parquet)
-    known = measured.find(parquet.num_row_groups, leaves, rows)
     waiting: _Step | None = None
     for group in groups:
         step = _Step([group], rows, 0, shares, file_name)

@@ -213,6 +213,9 @@ def test_a_file_is_measured_once_for_each_selection(
         measured.clear()
         assert read_dataset(dataset, encoding, columns=columns).rows == 9
         assert measured == expected
+    small = Encoding(budget=Budget(parquet_bytes=1, decoding=DecodingShares(MIB)))
+    with pytest.raises(ExhaustedError, match="more parquet_bytes"):
+        read_dataset(dataset, small)
     write_parquet(path, table.slice(0, 5), row_group_size=1)
     measured.clear()
     assert read_dataset(dataset, encoding).rows == 5
