@@ -15,8 +15,8 @@ from anyio.streams.memory import MemoryObjectSendStream
 from ..errors import SplitArrowError
 from .shares import MemoryShare
 
-_START_CHECKPOINTS = 8
-"""How often the event loop runs at most until a free thread has started."""
+_START_CHECKPOINTS = 5
+"""The turns of the event loop after which a free thread has an item to prepare. It takes four."""
 _T = TypeVar("_T")
 
 

@@ -9,7 +9,10 @@ import anyio
 import pytest
 
 from splitarrow.errors import DatasetError
+from splitarrow.protocol.request import Request
 from splitarrow.server.prefetch import Prefetch
+from splitarrow.server.shares import ThreadShares
+from splitarrow.server.streams import ReadSlots
 
 
 def fail_after(count: int) -> Iterator[int]:
@@ -56,7 +59,12 @@ async def test_one_item_is_prepared_ahead_on_another_thread() -> None:
     assert threading.get_ident() not in thread_ids
 
 
-async def test_the_next_item_is_prepared_while_a_consumer_blocks_the_event_loop() -> None:
+@pytest.mark.parametrize("condition", [None, "AAAA"])
+async def test_the_next_item_is_prepared_while_a_consumer_blocks_the_event_loop(
+    condition: str | None,
+) -> None:
+    slots = ReadSlots(1, ThreadShares(1, 1))
+    slot = slots.slot_for(Request("x", filter=condition), "somebody")
     prepared = [threading.Event() for _ in range(4)]
 
     def prepare() -> Iterator[int]:
@@ -66,7 +74,7 @@ async def test_the_next_item_is_prepared_while_a_consumer_blocks_the_event_loop(
 
     async with anyio.create_task_group() as tasks:
         threads = anyio.CapacityLimiter(1)
-        with Prefetch(prepare(), lambda: None, tasks, threads) as items:
+        with Prefetch(prepare(), lambda: None, tasks, threads, slot) as items:
             for number in range(3):
                 assert await anext(items) == number
                 assert prepared[number + 1].wait(5)
