@@ -65,7 +65,7 @@ async def test_the_next_item_is_prepared_while_a_consumer_blocks_the_event_loop(
 ) -> None:
     slots = ReadSlots(1, ThreadShares(1, 1))
     slot = slots.slot_for(Request("x", filter=condition), "somebody")
-    prepared = [threading.Event() for _ in range(4)]
+    prepared = [threading.Event() for _ in range(5)]
 
     def prepare() -> Iterator[int]:
         for number, event in enumerate(prepared):
@@ -75,9 +75,11 @@ async def test_the_next_item_is_prepared_while_a_consumer_blocks_the_event_loop(
     async with anyio.create_task_group() as tasks:
         threads = anyio.CapacityLimiter(1)
         with Prefetch(prepare(), lambda: None, tasks, threads, slot) as items:
-            for number in range(3):
+            for number in range(4):
                 assert await anext(items) == number
                 assert prepared[number + 1].wait(5)
+                if number == 1:
+                    await anyio.wait_all_tasks_blocked()  # the next item is ready
 
 
 async def test_the_iterator_is_closed_when_its_consumer_leaves_early() -> None:
