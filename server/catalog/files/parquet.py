@@ -383,6 +383,8 @@ class ParquetDataset(FileDataset):
             known = measured.find(parquet.num_row_groups, leaves, rows, budget.parquet_bytes)
             unknown = [group for group in groups if not known[2 * group]]
             check_row_groups(file, parquet, unknown, names, budget.parquet_bytes)
+            # pyarrow's threads cost more than small reads, but keep less memory than ours.
+            is_small = selection.batch_rows is not None and 2 * rows < (contents.batch_rows or 1)
             for step in _plan_steps(file, parquet, groups, leaves, rows, budget.decoding, known):
                 missing = sum(parquet.metadata.row_group(group).num_rows for group in step.groups)
                 with step.hold():
@@ -390,7 +392,7 @@ class ParquetDataset(FileDataset):
                         batch_size=_round_rows(step.rows, selection.batch_rows),
                         row_groups=step.groups,
                         columns=names,
-                        use_threads=2 * step.rows >= (contents.batch_rows or 1),
+                        use_threads=not is_small,
                     ):
                         file.check()
                         missing -= batch.num_rows

@@ -40,11 +40,11 @@ def encode_groups(
     """Yield a group with the schema message, and then groups of the messages of the batches.
 
     Each group takes a change of threads. So the groups grow from GROUP_BYTES to
-    ENCODED_GROUP_BYTES, or to the size that a batch should not exceed now. A group also ends when
-    it took 10 ms to make, so that the batches of a slow source are sent as they come. Batches that
-    may be invalid are validated before they are cut, because Arrow follows invalid offsets out of
-    bounds. This generator closes `batches`. Raises `DatasetError` if a batch is not valid or cannot
-    be encoded.
+    ENCODED_GROUP_BYTES, but not beyond the size that a batch should have now. A group also ends
+    when it took 10 ms to make, so that the batches of a slow source are sent as they come. Batches
+    that may be invalid are validated before they are cut, because Arrow follows invalid offsets out
+    of bounds. This generator closes `batches`. Raises `DatasetError` if a batch is not valid or
+    cannot be encoded.
     """
     with closing(batches), _map_errors(label):
         encoder = MessageEncoder(selection.schema, selection.codec)
@@ -56,10 +56,12 @@ def encode_groups(
         group: list[SourceMessage] = []
         nbytes, started, most = 0, time.monotonic(), GROUP_BYTES
         for batch, custom_metadata in _select_rows(selection, batches, is_valid=is_valid):
+            before = nbytes
             for message in encoder.encode(batch, custom_metadata):
                 group.append(SourceMessage(*message))
                 nbytes += message.body_length
-            if nbytes >= most or time.monotonic() - started > _MAX_GROUP_SECONDS:
+            is_full = nbytes + (nbytes - before) > most  # another batch would exceed it
+            if is_full or time.monotonic() - started > _MAX_GROUP_SECONDS:
                 yield group
                 group = []
                 most = min(2 * most, ENCODED_GROUP_BYTES)

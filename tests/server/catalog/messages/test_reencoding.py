@@ -24,7 +24,7 @@ def test_groups_grow_to_their_bound_and_the_schema_message_is_first(
     monkeypatch: pytest.MonkeyPatch, room: float
 ) -> None:
     monkeypatch.setattr(f"{encode_groups.__module__}._MAX_GROUP_SECONDS", 60)
-    sent = number_batches(1, 20_000) * 60
+    sent = number_batches(1, 2000) * 400
     schema = sent[0].schema
 
     def batches() -> Batches:
@@ -36,10 +36,10 @@ def test_groups_grow_to_their_bound_and_the_schema_message_is_first(
     result = read_source(source)
     assert len(result.groups[0]) == 1
     assert result.batches == sent
-    sizes = [sum(message.body_length for message in group[:-1]) for group in result.groups]
+    sizes = [sum(message.body_length for message in group) for group in result.groups]
     bound = max(min(room, ENCODED_GROUP_BYTES), GROUP_BYTES)
-    assert sizes[1] < GROUP_BYTES
-    assert bound / 2 < max(sizes) < bound
+    assert sizes[1] <= GROUP_BYTES
+    assert bound / 2 < max(sizes) <= bound
 
 
 def test_batches_of_a_slow_source_are_sent_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
