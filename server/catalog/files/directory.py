@@ -353,6 +353,10 @@ class DirectoryDataset(ServedDataset):
         """List the files again; see `ServedDataset.update_description`."""
         self._refresh()
 
+    def describe_version(self) -> str:
+        """List the files again, once; see `ServedDataset.describe_version`."""
+        return self._find_version(self._refresh())
+
     @property
     def shards(self) -> tuple[Shard, ...]:
         """One shard for each file; raise `DatasetError` if a file is no longer readable."""
