@@ -151,8 +151,11 @@ COMMANDS = {
 
 Each is a function of the same name in its module, with underscores for hyphens, or a `Subcommands`
 there."""
-_BRIEF = ("ls", "info", "drop", "cancel", "reload", "status", "login", "logout", "token", "cert")
-"""The subcommands that end before they have garbage worth collecting."""
+_UNCOLLECTED = {
+    *("serve", "relay"),
+    *("ls", "info", "drop", "cancel", "reload", "status", "login", "logout", "token", "cert"),
+}
+"""The subcommands that resume the garbage collector themselves, or end before it has work."""
 _SETTINGS: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 
 
@@ -176,7 +179,7 @@ class _Commands(CommandGroup):
 def load_command(name: str) -> Any:
     """Import a subcommand."""
     module = import_module(f".{COMMANDS[name].module}", __package__)
-    if name not in _BRIEF:
+    if name not in _UNCOLLECTED:
         gc.enable()
     function = getattr(module, name.replace("-", "_"))
     if isinstance(function, Subcommands):
