@@ -296,6 +296,7 @@ class DirectoryDataset(ServedDataset):
         self._lock = threading.Lock()
         self._files = self._list_files({})
         self._version: tuple[ConcatenatedFiles | None, str] = (None, "")
+        self._find_version(self._files)  # before the first reader waits for it
 
     @property
     def location(self) -> str:
