@@ -481,7 +481,7 @@ def test_files_with_one_schema_share_it(tmp_path: Path) -> None:
 
 def test_the_schema_of_an_extension_type_is_read_again(tmp_path: Path) -> None:
     field = pa.field("n", pa.int64(), metadata={"ARROW:extension:name": "unknown"})
-    batch = pa.record_batch([[1]], schema=pa.schema([field]))
+    batch = pa.record_batch([pa.array([1])], schema=pa.schema([field]))
     paths = [write_file(tmp_path / f"{number}.arrow", [batch]) for number in range(2)]
     one, other = map(open_file, paths)
     assert one.schema == other.schema
