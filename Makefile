@@ -110,6 +110,10 @@ bench-network: $(VENV)/installed-test ## measure over an emulated link, beside F
 bench-http: $(VENV)/installed ## measure data over HTTP beside nginx and DoGet
 	@$(BIN)/python -m splitarrow.benchmarks.studies.http $(ARGS)
 
+.PHONY: bench-serving
+bench-serving: $(VENV)/installed ## measure a daemon of many files, with many readers, and the latency of small reads
+	@$(BIN)/python -m splitarrow.benchmarks.studies.serving $(ARGS)
+
 .PHONY: bench-relay
 bench-relay: $(VENV)/installed-test ## measure what a relay saves and costs behind an emulated link
 	@PYTHONPATH=tests $(BIN)/python -m splitarrow.benchmarks.studies.relay_link $(ARGS)

@@ -8,6 +8,7 @@ the command.
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import NoReturn
 
@@ -16,6 +17,7 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command in ``sys.argv``, and exit with its status."""
+    gc.disable()  # what a command imports is no garbage; see `app.load_command`
     try:
         from .app import run
 

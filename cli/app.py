@@ -5,6 +5,7 @@ A subcommand's module is imported only when the subcommand runs, so that help st
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -150,6 +151,11 @@ COMMANDS = {
 
 Each is a function of the same name in its module, with underscores for hyphens, or a `Subcommands`
 there."""
+_UNCOLLECTED = {
+    *("serve", "relay"),
+    *("ls", "info", "drop", "cancel", "reload", "status", "login", "logout", "token", "cert"),
+}
+"""The subcommands that resume the garbage collector themselves, or end before it has work."""
 _SETTINGS: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 
 
@@ -173,6 +179,8 @@ class _Commands(CommandGroup):
 def load_command(name: str) -> Any:
     """Import a subcommand."""
     module = import_module(f".{COMMANDS[name].module}", __package__)
+    if name not in _UNCOLLECTED:
+        gc.enable()
     function = getattr(module, name.replace("-", "_"))
     if isinstance(function, Subcommands):
         return _load_group(name, function)

@@ -234,9 +234,9 @@ def open_single_client(uri: str, token: str | None, connect_timeout: float) -> G
 
 def report_unreachable(client: AnyClient) -> None:
     """Print on standard error which of several daemons did not respond."""
-    from ..client.cluster.client import ClusterClient
+    from ..client.dataset.client import Client
 
-    if isinstance(client, ClusterClient):
+    if not isinstance(client, Client):
         for uri, error in client.absent.items():
             print_message(f"splitarrow: warning: {escape_text(uri)}: {escape_text(str(error))}")
 

@@ -123,17 +123,18 @@ class BodyPool:
     """Allocates the memory of the bodies that one connection receives.
 
     Small bodies share an allocation. Each then costs a slice instead of an allocation, but keeps
-    up to `ARENA_BYTES` alive. Bodies outside host memory get no headroom and share nothing.
+    up to `ARENA_BYTES` alive. Bodies outside host memory get no headroom and share nothing, nor do
+    those of a pool that is not `shared`, which needs no memory between two bodies.
     """
 
     __slots__ = ("_allocate", "_arena", "_arena_view", "_end", "_is_host", "_small_bytes")
 
-    def __init__(self, allocator: Allocator = DEFAULT_ALLOCATOR) -> None:
+    def __init__(self, allocator: Allocator = DEFAULT_ALLOCATOR, *, shared: bool = True) -> None:
         self._allocate: Callable[[int], pa.Buffer] = pa.allocate_buffer
         if not isinstance(allocator, HostAllocator):
             self._allocate = partial(_allocate_checked, allocator)
         self._is_host = allocator.is_host
-        self._small_bytes = SMALL_BODY_BYTES if allocator.is_host else -1
+        self._small_bytes = SMALL_BODY_BYTES if shared and allocator.is_host else -1
         self._arena: pa.Buffer | None = None
         self._arena_view = memoryview(b"")
         self._end = ARENA_BYTES

@@ -26,7 +26,7 @@ from .config import Configuration, Settings
 from .daemon import Daemon, open_http_listener
 from .logs import configure_logs, get_logger
 from .refusals import flatten_errors
-from .signals import Drainable, run_until_signalled
+from .signals import Drainable, paused_collection, run_until_signalled
 from .usage import SharedUsage, UsageTable
 from .workers import Supervisor, WorkerPool, bind_shared_sockets
 
@@ -119,7 +119,7 @@ def serve_process(
     configure_logs(settings.log_level, settings.log_format)
     prevent_pandas_import()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon can reload
-    with _unwrapped_errors(), ExitStack() as stack:
+    with paused_collection(), _unwrapped_errors(), ExitStack() as stack:
         # It answers health checks while the catalog loads.
         http = open_http_listener(settings)
         if http is not None:

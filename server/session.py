@@ -85,7 +85,10 @@ class Session:
         self._machine = Machine(SERVER, ServerState.PREFACE)
         self.lease_table = LeaseTable(bad_frees=context.limits.bad_frees)
         """The offsets that the reader holds."""
-        self._leases = ConnectionLeases(self.lease_table, context.regions, self._leased_by_user)
+        # Nothing refers to the session, so that its memory is free once it has ended.
+        self._leases = ConnectionLeases(
+            self.lease_table, context.regions, lambda: context.leased_by(channel.user)
+        )
         self._connection = Connection(
             channel=channel,
             writer=FrameWriter(channel),
@@ -129,9 +132,6 @@ class Session:
         """Reset the connection, whatever its state."""
         self._is_reset = True
         self._scope.cancel()
-
-    def _leased_by_user(self) -> int:
-        return self._context.leased_by(self.user)
 
     async def run(self) -> None:
         """Serve until the reader leaves, an error ends the connection, or the daemon drains."""

@@ -28,7 +28,7 @@ from .catalog.catalog import Catalog, open_catalog
 from .config import Settings
 from .daemon import Daemon
 from .logs import configure_logs, get_logger
-from .signals import run_until_signalled
+from .signals import paused_collection, run_until_signalled
 from .usage import SharedUsage, UsageTable
 
 RESPONSE_SECONDS = 2.0
@@ -219,7 +219,7 @@ def run_worker(start: WorkerStart, parent: Connection) -> None:
         tasks.start_soon(obey_parent)
 
     prevent_pandas_import()
-    with open_catalog(settings.datasets, settings) as catalog:
+    with paused_collection(), open_catalog(settings.datasets, settings) as catalog:
         _add_datasets(catalog, start.datasets)
         access = AccessControl.from_settings(settings, start.signer)
         usage = SharedUsage(start.usage, start.number)

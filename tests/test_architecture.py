@@ -62,7 +62,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "vortex",
         },
         {"flight", "loader_round", "network", "spark_run", "stream_memory"},
-        {"loader", "spark"},
+        {"loader", "serving", "spark"},
     ],
     "client": [
         {"failures", "tokens", "uris"},

@@ -284,7 +284,8 @@ class FrameDecoder:
     After two messages that are alike, an `ExpectedRun` receives those that follow. As soon as one
     differs, its bytes are decoded like all others.
 
-    Only bodies of the default allocator are expected in runs, because they share an allocation.
+    Only bodies of the default allocator are expected in runs, because they share an allocation. A
+    server, which expects no runs, receives few bodies, and keeps no memory for the next one.
     Raises `UsageError` if the allocator does not supply host memory.
     """
 
@@ -308,7 +309,7 @@ class FrameDecoder:
         if not allocator.is_host:
             raise UsageError("a byte stream is received into host memory; use a host allocator")
         self._limits = limits
-        self._pool = BodyPool(allocator)
+        self._pool = BodyPool(allocator, shared=expects_runs)
         self._staging = memoryview(bytearray(staging))
         self._begin = 0
         self._end = 0

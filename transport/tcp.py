@@ -25,7 +25,8 @@ from .sockets import open_socket
 _BACKLOG = 1024
 _PROBE_SECONDS = 1.0
 """How long to wait for a program that uses an address to identify itself."""
-SERVER_STAGING = 16 << 10
+SERVER_STAGING = 4 << 10
+"""The receive buffer of a server's connection, in bytes. A reader sends requests only."""
 _STAGING = 256 << 10
 _HALF_STAGING = 64 << 10
 """The buffer of each connection of a pair, which keeps one from running far ahead of the other."""

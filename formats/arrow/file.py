@@ -16,11 +16,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ...errors import InvalidDataError, LimitError, ProtocolError
 from ...fbs import arrow_generated as fbs
-from ..flatbuffer import READER_ERRORS
+from ..flatbuffer import (
+    PARSE_ERRORS,
+    READER_ERRORS,
+    find_field,
+    find_table,
+    find_vector,
+    read_int16,
+    read_root,
+)
 from .message import CONTINUATION, HeaderType, parse_prefix, read_message_info
 from .schema import check_features
 
@@ -34,7 +42,10 @@ BLOCK = struct.Struct("<qi4xq")
 """A block in the footer."""
 
 _SIZE = struct.Struct("<i")
-_DICTIONARIES, _RECORD_BATCHES = 8, 10  # the slots of fields in the vtable of Footer
+_VERSION, _SCHEMA, _DICTIONARIES, _RECORD_BATCHES = 4, 6, 8, 10
+"""The slots of fields in the vtable of Footer."""
+_ENDIANNESS, _FEATURES = 4, 10
+"""The slots of fields in the vtable of Schema."""
 
 
 class Block(NamedTuple):
@@ -130,6 +141,11 @@ def find_footer(tail: bytes, file_size: int) -> FooterSpan:
     return FooterSpan(end - length, length)
 
 
+def wrap_footer(footer: bytes) -> bytes:
+    """Return a file that has a footer and no messages."""
+    return MAGIC.ljust(HEAD_BYTES, b"\0") + footer + _SIZE.pack(len(footer)) + MAGIC
+
+
 def read_footer(footer: bytes, offset: int) -> Footer:
     """Read and check the footer at an offset of a file.
 
@@ -137,13 +153,14 @@ def read_footer(footer: bytes, offset: int) -> Footer:
     the head and the footer.
     """
     try:
-        root = fbs.Footer.GetRootAs(footer, 0)
-        version = int(root.Version())
-        schema = root.Schema()
-        if schema is None:
+        root = read_root(footer)
+        schema = find_table(footer, root, _SCHEMA)
+        if not schema:
             raise InvalidDataError("the footer of the Arrow IPC file has no schema")
-        endianness = int(schema.Endianness())
-        check_features(schema)
+        version = read_int16(footer, root, _VERSION)
+        endianness = read_int16(footer, schema, _ENDIANNESS)
+        if find_field(footer, schema, _FEATURES):
+            check_features(cast("fbs.Schema", fbs.Footer.GetRootAs(footer, 0).Schema()))
         dictionaries = _read_blocks(footer, root, _DICTIONARIES)
         record_batches = _read_blocks(footer, root, _RECORD_BATCHES)
     except READER_ERRORS:
@@ -159,6 +176,23 @@ def read_footer(footer: bytes, offset: int) -> Footer:
     return Footer(version, endianness == fbs.Endianness.Big, dictionaries, record_batches)
 
 
+def blank_blocks(footer: bytes) -> bytes:
+    """Return a footer with zeros for its blocks, as files with one schema have in common.
+
+    A malformed footer is returned unchanged.
+    """
+    blank = bytearray(footer)
+    try:
+        root = read_root(footer)
+        for slot in (_DICTIONARIES, _RECORD_BATCHES):
+            begin, count = find_vector(footer, root, slot, BLOCK.size)
+            if begin:
+                blank[begin : begin + count * BLOCK.size] = bytes(count * BLOCK.size)
+    except PARSE_ERRORS:
+        return footer
+    return bytes(blank)
+
+
 def read_footer_pairs(footer: bytes) -> list[tuple[bytes | None, bytes | None]]:
     """Return the custom metadata of a footer as pairs of keys and values."""
     try:
@@ -169,16 +203,9 @@ def read_footer_pairs(footer: bytes) -> list[tuple[bytes | None, bytes | None]]:
         raise InvalidDataError("the custom metadata of the footer is malformed") from None
 
 
-def _read_blocks(footer: bytes, root: fbs.Footer, slot: int) -> Blocks:
-    table = root._tab  # pyright: ignore[reportPrivateUsage]
-    field = table.Offset(slot)
-    if not field:
-        return Blocks()
-    begin = table.Vector(field)
-    end = begin + table.VectorLen(field) * BLOCK.size
-    if not 0 <= begin <= end <= len(footer):
-        raise IndexError
-    return Blocks(bytes(footer[begin:end]))
+def _read_blocks(footer: bytes, root: int, slot: int) -> Blocks:
+    begin, count = find_vector(footer, root, slot, BLOCK.size)
+    return Blocks(footer[begin : begin + count * BLOCK.size]) if begin else Blocks()
 
 
 def _check_blocks(blocks: Blocks, end: int, name: str) -> None:

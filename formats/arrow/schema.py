@@ -120,12 +120,12 @@ def read_schema(
     return _read(metadata, max_nesting, max_bytes)
 
 
-def is_self_contained(metadata: bytes) -> bool:
+def is_self_contained(metadata: bytes, max_bytes: int = _MAX_CACHED_BYTES) -> bool:
     """Return whether a schema message is small, and always decodes to the same schema.
 
     Extension types decode to whatever the process has registered at that moment.
     """
-    return len(metadata) <= _MAX_CACHED_BYTES and _EXTENSION_NAME not in metadata
+    return len(metadata) <= max_bytes and _EXTENSION_NAME not in metadata
 
 
 @lru_cache(maxsize=32)

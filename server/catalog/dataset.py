@@ -268,6 +268,15 @@ class ServedDataset(ABC):
         Raises `DatasetError` if the data is no longer readable.
         """
 
+    def describe_version(self) -> str:
+        """Return the version, and then call `update_description`.
+
+        Nobody who names this version reads newer data than the description states.
+        """
+        version = self.version
+        self.update_description()
+        return version
+
     @property
     def kind(self) -> str:
         """The type of the data: ``arrow file``, ``parquet directory``, ``table``."""

@@ -241,11 +241,8 @@ def _build(
     elif isinstance(dataset, DeltaDataset):
         dataset = dataset.resolve_version(request)
         request = replace(request, version=dataset.version)
-    version = dataset.version
+    version = dataset.describe_version() if counted else dataset.version
     check_version(request, version)
-    # After the version: nobody then reads newer data than the description states.
-    if counted:
-        dataset.update_description()
     schema = _result_schema(call, request, dataset)
     if published is not None or access.signs_tickets:
         # A reader gets the state that is described here. Elsewhere, tickets stay plain names.

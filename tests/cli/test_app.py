@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -121,3 +122,13 @@ def test_completion_can_be_shown(run: Run) -> None:
 def test_help_lists_the_first_line_of_each_command(name: str) -> None:
     first = load_command(name).help.partition("\n")[0]
     assert COMMANDS[name].help == first
+
+
+@pytest.mark.parametrize(("name", "collects"), [("ls", False), ("serve", False), ("fetch", True)])
+def test_only_commands_with_much_data_collect_garbage_at_once(name: str, collects: bool) -> None:
+    gc.disable()
+    try:
+        load_command(name)
+        assert gc.isenabled() is collects
+    finally:
+        gc.enable()

@@ -68,6 +68,13 @@ def test_small_bodies_share_an_allocation_of_host_memory() -> None:
     assert addresses == [addresses[0] + 128 * index for index in range(10)]
 
 
+def test_a_pool_that_is_not_shared_allocates_no_more_than_each_body() -> None:
+    allocator = RecordingAllocator()
+    pool = BodyPool(allocator, shared=False)
+    assert [pool.allocate(100, headroom).start for headroom in (0, 65)] == [0, 128]
+    assert allocator.sizes == [100, 228]
+
+
 def test_bodies_share_an_allocation_up_to_the_limit_and_never_overlap() -> None:
     allocator = RecordingAllocator()
     pool = BodyPool(allocator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import threading
@@ -15,12 +16,14 @@ import pytest
 
 import splitarrow
 from helpers.ending_peers import Step, WirePeer
+from helpers.files import write_file
 from helpers.waiting import wait_until
 from splitarrow.errors import ExhaustedError, RemoteError
 from splitarrow.protocol.frames import TaggedFrame
 from splitarrow.protocol.states import ServerState
 from splitarrow.protocol.uri import DataUri
 from splitarrow.server.catalog.tables import TableDataset
+from splitarrow.server.session import Session
 from splitarrow.transport import blocking
 from splitarrow.transport.base import ConnectOptions
 from splitarrow.transport.registry import find_transport
@@ -181,3 +184,18 @@ def test_the_source_of_a_stream_without_leases_is_released_at_its_end() -> None:
             wait_until(lambda: server.stats()["streams_total"], "the stream")
             wait_until(lambda: session._machine.state is ServerState.IDLE, "the end of the stream")
             assert not session._leases._sources
+
+
+def test_a_session_that_has_sent_a_file_leaves_no_garbage(listen: str, tmp_path: Path) -> None:
+    path = write_file(tmp_path / "x.arrow", TABLE)
+    with splitarrow.serve({"d": path}, listen=[listen]) as server:
+        read(server.uri("d"))
+        gc.collect()
+        gc.disable()
+        try:
+            read(server.uri("d"))
+            wait_until(
+                lambda: not any(type(each) is Session for each in gc.get_objects()), seconds=10
+            )
+        finally:
+            gc.enable()

@@ -733,3 +733,17 @@ def test_a_read_fills_the_staging_area(options: dict[str, Any], nbytes: int) -> 
     wire.recv_into = receive
     over(wire, **options).receive_some()
     assert targets[0] == nbytes
+
+
+def test_a_server_keeps_no_memory_of_a_request() -> None:
+    ours, theirs = socket.socketpair()
+    channel = SocketChannel(ours, Limits(), server=True, peer="peer", is_local=True)
+    before = pa.total_allocated_bytes()
+    with closing(channel), theirs:
+        theirs.sendall(PREFACE + HEADER.pack(1, 6, 1 << 40) + b"ticket")
+        frames = channel.receive_some()
+        assert [bytes(frame.body) for frame in frames if isinstance(frame, ReceivedFrame)] == [
+            b"ticket"
+        ]
+        frames.clear()
+        assert pa.total_allocated_bytes() == before

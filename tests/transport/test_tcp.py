@@ -235,7 +235,7 @@ def test_a_peer_with_our_address_or_a_loopback_one_is_local(
 def test_one_connection_of_a_pair_has_a_quarter_of_the_buffer() -> None:
     sizes = [tcp.choose_staging(LOOPBACK.replace(stream=stream)) for stream in Streams]
     assert sizes == [256 << 10, 64 << 10, 64 << 10]
-    assert tcp.SERVER_STAGING == 16 << 10
+    assert tcp.SERVER_STAGING == 4 << 10
 
 
 def test_endpoints_list_encrypted_addresses_first() -> None:

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
@@ -66,15 +66,24 @@ def open_beneath(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -
     `DatasetError` if a link leads out of the folder, and `OSError` if there is no such file.
     """
     flags = os.O_PATH | os.O_CLOEXEC
-    with ExitStack() as descriptors:
-        root = os.open(folder, flags | os.O_DIRECTORY)
-        descriptors.callback(os.close, root)
+    text, prefix = os.fspath(path), os.path.join(folder, "")
+    name = text[len(prefix) :] if text.startswith(prefix) else os.path.relpath(path, folder)
+    root = os.open(folder, flags | os.O_DIRECTORY)
+    try:
         # This opens nothing yet: it neither waits for a pipe nor reaches a device.
-        found = os.open(os.path.relpath(path, folder), flags, dir_fd=root)
-        descriptors.callback(os.close, found)
-        base, target = (os.readlink(f"/proc/self/fd/{each}") for each in (root, found))
-        check_beneath(target, base, path)
-        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+        found = os.open(name, flags, dir_fd=root)
+        try:
+            base, target = (
+                os.readlink(f"/proc/self/fd/{root}"),
+                os.readlink(f"/proc/self/fd/{found}"),
+            )
+            if not target.startswith(f"{base}/"):
+                check_beneath(target, base, path)
+            return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(found)
+    finally:
+        os.close(root)
 
 
 def check_beneath(

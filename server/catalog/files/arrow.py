@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from contextlib import closing
-from typing import Any
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -24,14 +25,16 @@ from ....formats.arrow.file import (
     MAGIC,
     TAIL_BYTES,
     Blocks,
-    Footer,
     MessageReader,
+    blank_blocks,
     check_trailing_bytes,
     find_footer,
     read_footer,
+    wrap_footer,
 )
 from ....formats.arrow.lengths import has_lengths
 from ....formats.arrow.message import (
+    CODECS,
     HeaderType,
     parse_prefix,
     read_batch_header,
@@ -39,7 +42,12 @@ from ....formats.arrow.message import (
     read_endianness,
 )
 from ....formats.arrow.metadata_limits import survey_footer, survey_schema
-from ....formats.arrow.schema import are_schemas_equal, read_dictionary_types, read_schema
+from ....formats.arrow.schema import (
+    are_schemas_equal,
+    is_self_contained,
+    read_dictionary_types,
+    read_schema,
+)
 from ....protocol.limits import DEFAULT_LIMITS
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger
@@ -47,8 +55,12 @@ from ..messages.message_index import MessageIndex
 from ..messages.reencoding import Batches
 from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
-from .origins import map_read_errors, open_handle, open_with_arrow
+from .origins import map_read_errors, open_with_arrow
 
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper  # pyright: ignore[reportPrivateUsage]
+
+_T = TypeVar("_T")
 _IPC_FILE = "an Arrow IPC file"
 _IPC_STREAM = "an Arrow IPC stream"
 _FEATHER_FILE = "a Feather file of version 1"
@@ -57,6 +69,8 @@ _MAX_FOOTER_BYTES = 1 << 20
 """The largest size of a footer, and of its custom metadata, in a schema message that readers get.
 
 They limit schema messages."""
+_MAX_CACHED_BYTES = 256 << 10
+"""The largest size of a footer that is kept, because other files may have the same schema."""
 _PAIR_BYTES = 128
 """An upper bound for what a key and its value take besides their bytes."""
 
@@ -109,28 +123,28 @@ class ArrowFileDataset(FileDataset):
                 raise InvalidDataError(f"it does not begin with {MAGIC!r}")
             tail = file.read(max(0, file.size - TAIL_BYTES), min(file.size, TAIL_BYTES))
             span = find_footer(tail, file.size)
-            # pyarrow verifies the footer first. The rest relies on a valid FlatBuffer.
-            with closing(open_handle(file)) as handle:
-                reader: Any = pa.ipc.open_file(handle)
-                schema, footer_metadata = reader.schema, reader.metadata
             footer_bytes = file.read(span.offset, span.length)
+            blank = blank_blocks(footer_bytes)
+            # pyarrow verifies the footer first. The rest relies on a valid FlatBuffer.
+            schema, footer_metadata = _call(_read_footer_schema, blank)
             footer = read_footer(footer_bytes, span.offset)
             codec = _check_dictionaries(file, footer.dictionaries)
             blocks = footer.dictionaries + footer.record_batches
+            rows = 0
             if len(footer.record_batches):
-                codec = read_batch_header(_read_metadata(file, footer.record_batches, 0)).codec
+                codec, rows = _read_first_batch(file, footer.record_batches)
             first = min((block.offset for block in blocks), default=span.offset)
             metadata = _read_schema_metadata(file, first)
-            if metadata is not None and not _matches_footer(metadata, schema, footer, footer_bytes):
+            if metadata is not None and not _call(_matches_footer, metadata, blank):
                 metadata = None
-            if metadata is None and len(footer_bytes) <= _MAX_FOOTER_BYTES:
-                metadata = make_schema_message(footer_bytes)  # the footer is authoritative
+            if metadata is None and len(blank) <= _MAX_FOOTER_BYTES:
+                metadata = make_schema_message(blank)  # the footer is authoritative
         index = None
         if metadata is not None:
             index = MessageIndex(schema, metadata, blocks, codec, len(footer.dictionaries))
         footer_metadata = _limit_size(footer_metadata, file)
         return FileContents(
-            file.version, schema, file.size, index=index, footer_metadata=footer_metadata
+            file.version, schema, file.size, rows, index=index, footer_metadata=footer_metadata
         )
 
     def read_batches(
@@ -277,18 +291,48 @@ def _read_schema_metadata(file: SourceFile, end: int) -> bytes | None:
         return None
 
 
-def _matches_footer(
-    metadata: bytes, schema: pa.Schema, footer: Footer, footer_bytes: bytes
-) -> bool:
-    """Return whether a schema message and the footer describe the data in the same way."""
+def _call(function: _lru_cache_wrapper[_T], *arguments: bytes) -> _T:
+    """Call a function of metadata, and keep the result for other files if that is possible."""
+    if all(is_self_contained(each, _MAX_CACHED_BYTES) for each in arguments):
+        return function(*arguments)
+    return function.__wrapped__(*arguments)
+
+
+@lru_cache(maxsize=8)
+def _read_footer_schema(blank: bytes) -> tuple[pa.Schema, Mapping[bytes, bytes] | None]:
+    """Return the schema and the custom metadata of a footer without its blocks."""
+    reader: Any = pa.ipc.open_file(pa.BufferReader(wrap_footer(blank)))
+    return reader.schema, reader.metadata
+
+
+@lru_cache(maxsize=8)
+def _matches_footer(metadata: bytes, blank: bytes) -> bool:
+    """Return whether a schema message and a footer describe the data in the same way."""
     try:
         return (
-            are_schemas_equal(schema, read_schema(metadata))
-            and (read_endianness(metadata) == "big") == footer.is_big_endian
-            and survey_schema(metadata).dictionary_ids == survey_footer(footer_bytes).dictionary_ids
+            are_schemas_equal(_call(_read_footer_schema, blank)[0], read_schema(metadata))
+            and read_endianness(metadata) == read_endianness(make_schema_message(blank))
+            and survey_schema(metadata).dictionary_ids == survey_footer(blank).dictionary_ids
         )
     except ProtocolError:
         return False
+
+
+def _read_first_batch(file: SourceFile, blocks: Blocks) -> tuple[str | None, int | None]:
+    """Return the compression of the first record batch, and the rows of all; None if it has more.
+
+    Raises `ProtocolError` if its metadata is malformed.
+    """
+    metadata = _read_metadata(file, blocks, 0)
+    is_only = len(blocks) == 1
+    with suppress(ProtocolError):  # another type of message
+        table = read_batch_table(metadata)
+        is_plain = table.dictionary_id is None and not table.has_custom_metadata
+        if is_plain and table.rows >= 0 and (table.codec is None or table.codec in CODECS):
+            is_only = is_only and table.body_length == blocks[0].body_length
+            codec = None if table.codec is None else CODECS[table.codec]
+            return codec, table.rows if is_only else None
+    return read_batch_header(metadata).codec, None
 
 
 class ArrowStreamDataset(FileDataset):

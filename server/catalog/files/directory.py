@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -90,16 +90,12 @@ class FolderListing(Listing):
     absence = "is a directory without files"
 
     def __init__(self, path: str | os.PathLike[str], *, follow_symlinks: bool = False) -> None:
-        self._path = Path(path)
-        self._confines = not follow_symlinks
-        self.location = str(self._path)
+        self.location = str(Path(path))
+        self._origins = _Origins(Path(path), confines=not follow_symlinks)
 
     def list_files(self) -> Sequence[FileOrigin]:
         """Return the files; see `Listing.list_files`."""
-        root = self._path
-        files = list(_walk(root, root if self._confines else None, ()))
-        check_folders(str(path.parent) for path in files)
-        return [_relate(path, root, confines=self._confines) for path in files]
+        return self._origins.find(_walk(self.location, self._origins.folder, ()))
 
 
 class PatternListing(Listing):
@@ -113,21 +109,21 @@ class PatternListing(Listing):
 
     def __init__(self, pattern: str, *, follow_symlinks: bool = False) -> None:
         self.location = pattern
-        self._confines = not follow_symlinks
         root, self._pattern = split_pattern(pattern)
         self._root = Path(root)
+        self._origins = _Origins(self._root, confines=not follow_symlinks)
 
     def list_files(self) -> Sequence[FileOrigin]:
         """Return the files; see `Listing.list_files`."""
-        found: dict[Path, FileOrigin] = {}
-        folder = self._root if self._confines else None
+        return self._origins.find(self._walk())
+
+    def _walk(self) -> Iterator[str]:
         for name in sorted(glob(self._pattern, root_dir=self._root, recursive=True), key=_key):
             path = self._root / name
             if not is_hidden(name):
-                for file in _walk(path, folder, ()) if path.is_dir() else [path]:
-                    found.setdefault(file, _relate(file, self._root, confines=self._confines))
-        check_folders(str(path.parent) for path in found)
-        return list(found.values())
+                yield from (
+                    _walk(str(path), self._origins.folder, ()) if path.is_dir() else (str(path),)
+                )
 
 
 class ObjectListing(Listing):
@@ -227,13 +223,33 @@ def _key(name: str) -> list[str]:
     return name.split("/")
 
 
-def _relate(path: Path, root: Path, *, confines: bool) -> FileOrigin:
-    return LocalOrigin(path, path.relative_to(root).as_posix(), root if confines else None)
+class _Origins:
+    """The files of a local listing. Those that were there before stay the same objects."""
+
+    def __init__(self, root: Path, *, confines: bool) -> None:
+        self.folder = root if confines else None
+        """The folder out of which no link may lead; None if links may lead anywhere."""
+        self._root = root
+        self._prefix = _find_prefix(str(root))
+        self._known: dict[str, FileOrigin] = {}
+
+    def find(self, paths: Iterable[str]) -> Sequence[FileOrigin]:
+        """Return the files at some paths, each once; raise `DatasetError` if one is of a table."""
+        found, known = dict.fromkeys(paths), self._known
+        check_folders({os.path.dirname(path): None for path in found})
+        self._known = {path: known.get(path) or self._make(path) for path in found}
+        return list(self._known.values())
+
+    def _make(self, path: str) -> FileOrigin:
+        return LocalOrigin(path, path[len(self._prefix) :], self.folder)
 
 
-def _walk(
-    folder: Path, root: Path | None, ancestors: tuple[tuple[int, int], ...]
-) -> Iterator[Path]:
+def _find_prefix(folder: str) -> str:
+    """Return what the paths of files in a folder begin with."""
+    return "" if folder == os.curdir else os.path.join(folder, "")
+
+
+def _walk(folder: str, root: Path | None, ancestors: tuple[tuple[int, int], ...]) -> Iterator[str]:
     """Yield the files in a folder and its subfolders, sorted by name.
 
     With a `root`, raise `DatasetError` if a folder is not in it.
@@ -247,17 +263,17 @@ def _walk(
             entries = resources.enter_context(os.scandir(found))
             names = sorted((entry.name, entry.is_dir()) for entry in entries)
         except OSError as error:
-            raise make_read_error(folder, error) from None
+            raise make_read_error(Path(folder), error) from None
         inode = (status.st_dev, status.st_ino)
         if inode in ancestors:
             raise DatasetError(f"{folder} links to a folder that contains it; remove the link")
+    prefix = _find_prefix(folder)
     for name, is_folder in names:
-        if is_hidden(f"{name}/x" if is_folder else name):
-            continue
         if is_folder:
-            yield from _walk(folder / name, root, (*ancestors, inode))
-        else:
-            yield folder / name
+            if not is_hidden(f"{name}/x"):
+                yield from _walk(prefix + name, root, (*ancestors, inode))
+        elif not name.startswith((".", "_")):
+            yield prefix + name
 
 
 class DirectoryDataset(ServedDataset):
@@ -279,6 +295,8 @@ class DirectoryDataset(ServedDataset):
         self._refuse_writers = refuse_writers
         self._lock = threading.Lock()
         self._files = self._list_files({})
+        self._version: tuple[ConcatenatedFiles | None, str] = (None, "")
+        self._find_version(self._files)  # before the first reader waits for it
 
     @property
     def location(self) -> str:
@@ -328,13 +346,17 @@ class DirectoryDataset(ServedDataset):
     def version(self) -> str:
         """The version of all files; the last known one if the files are not readable."""
         try:
-            return self._hash_version(self._refresh())
+            return self._find_version(self._refresh())
         except DatasetError:
-            return self._hash_version(self._files)
+            return self._find_version(self._files)
 
     def update_description(self) -> None:
         """List the files again; see `ServedDataset.update_description`."""
         self._refresh()
+
+    def describe_version(self) -> str:
+        """List the files again, once; see `ServedDataset.describe_version`."""
+        return self._find_version(self._refresh())
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -354,7 +376,7 @@ class DirectoryDataset(ServedDataset):
         if len(files.entries) != 1 or files.entries[0].partition_values:
             return None
         opened = files.entries[0].dataset.open_stored_file(Request(request.dataset))
-        return opened and opened._replace(version=self._hash_version(files))
+        return opened and opened._replace(version=self._find_version(files))
 
     def measure_batches(self, request: Request, encoding: Encoding) -> Measures:
         """Yield a measure of each stored batch; see `ServedDataset.measure_batches`."""
@@ -372,11 +394,11 @@ class DirectoryDataset(ServedDataset):
     def _find_files(self, request: Request) -> ConcatenatedFiles:
         """Return the files that a request is for, in the version that it names."""
         files = self._refresh()
-        if request.version not in (None, self._hash_version(files)):
+        if request.version not in (None, self._find_version(files)):
             # Another process of the server may have found this version since the last listing.
             self._listing.expire()
             files = self._refresh()
-        check_version(request, self._hash_version(files))
+        check_version(request, self._find_version(files))
         return replace(files, entries=tuple(select_shards(request, files.entries)))
 
     def _refresh(self) -> ConcatenatedFiles:
@@ -425,10 +447,14 @@ class DirectoryDataset(ServedDataset):
                 return known
         return open_file(origin, keep_index=False, refuse_writers=self._refuse_writers)
 
-    def _hash_version(self, files: ConcatenatedFiles) -> str:
-        return hash_version(
-            *((entry.dataset.origin.name, *entry.identity) for entry in files.entries)
-        )
+    def _find_version(self, files: ConcatenatedFiles) -> str:
+        """Return the version of all files of a listing."""
+        known, version = self._version
+        if known is not files:
+            identities = ((entry.dataset.origin.name, *entry.identity) for entry in files.entries)
+            version = hash_version(*identities)
+            self._version = files, version
+        return version
 
 
 def _find_tensor_files(files: ConcatenatedFiles) -> list[TensorFileDataset] | None:

@@ -70,8 +70,9 @@ class FileContents:
 class FileDataset(ServedDataset):
     """A dataset in one file. A subclass implements one type of file.
 
-    An index grows with the file. One of few messages is kept even without `keep_index`. Raises
-    `DatasetError` if the file cannot be read, is truncated or is malformed, or is open for writing.
+    An index grows with the file. One of few messages is kept even without `keep_index`. The caller
+    may pass the open `file`, which stays the caller's to close. Raises `DatasetError` if the file
+    cannot be read, is truncated or is malformed, or is open for writing.
     """
 
     decodes_batches: ClassVar[bool] = False
@@ -87,6 +88,7 @@ class FileDataset(ServedDataset):
         *,
         keep_index: bool = True,
         refuse_writers: bool = True,
+        file: SourceFile | None = None,
     ) -> None:
         is_path = isinstance(source, (str, os.PathLike))
         self.origin: FileOrigin = LocalOrigin(source) if is_path else source
@@ -99,7 +101,11 @@ class FileDataset(ServedDataset):
         self._is_watched = False
         self._lock = threading.Lock()
         self._counted_rows: tuple[Identity, int] | None = None
-        with closing(self.open_file()) as file:
+        if file is None:
+            with closing(self.open_file()) as opened:
+                self._contents = self._without_index(self._inspect_checked(opened))
+        else:
+            self._report_writers(file)
             self._contents = self._without_index(self._inspect_checked(file))
 
     @abstractmethod
@@ -188,6 +194,11 @@ class FileDataset(ServedDataset):
     def open_file(self, *, waits: bool = True) -> SourceFile:
         """Open the file; see `SourceFile` for the argument and the errors."""
         file = self.origin.open(refuse_writers=self._refuse_writers, waits=waits)
+        self._report_writers(file)
+        return file
+
+    def _report_writers(self, file: SourceFile) -> None:
+        """Log it if other processes may write, or are writing, to a file that was just opened."""
         if file.lease_problem is not None and self._lease_problem is None:
             get_logger("files").warning(
                 "a process that writes to this file is noticed by its modification time only",
@@ -202,7 +213,6 @@ class FileDataset(ServedDataset):
                 writer=str(file.writers[0]),
             )
         self._is_watched = bool(file.writers)
-        return file
 
     def load_contents(self, file: SourceFile) -> FileContents:
         """Return the contents of the file, and inspect it if it has changed.

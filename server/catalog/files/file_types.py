@@ -56,8 +56,9 @@ def open_file(
     origin = LocalOrigin(source) if isinstance(source, Path) else source
     if isinstance(origin.path, Path):
         _check_regular(origin.path)
-    dataset_type = _detect_type(origin, refuse_writers=refuse_writers)
-    return dataset_type(origin, keep_index=keep_index, refuse_writers=refuse_writers)
+    with closing(origin.open(refuse_writers=refuse_writers)) as file:
+        dataset_type = _detect_type(origin, file)
+        return dataset_type(origin, keep_index=keep_index, refuse_writers=refuse_writers, file=file)
 
 
 def _check_regular(path: Path) -> None:
@@ -70,26 +71,25 @@ def _check_regular(path: Path) -> None:
         raise DatasetError(f"{path} is neither a file nor a directory")
 
 
-def _detect_type(origin: FileOrigin, *, refuse_writers: bool) -> type[FileDataset]:
+def _detect_type(origin: FileOrigin, file: SourceFile) -> type[FileDataset]:
     path = origin.path
-    with closing(origin.open(refuse_writers=refuse_writers)) as file:
-        if not file.size:
-            raise DatasetError(f"{path} is empty; expected {SUPPORTED_TYPES}")
-        head = file.read(0, min(file.size, 8))
-        if _has_tensors(file, head):
-            return TensorFileDataset
-        for magic, dataset_type in _MAGICS:
-            if head.startswith(magic):
-                return dataset_type
-        if head.startswith(_ENCRYPTED_PARQUET):
-            raise DatasetError(f"{path} is an encrypted Parquet file, which is not supported")
-        if _is_legacy_stream(file, head):
-            return ArrowStreamDataset
-        if is_vortex_stream(file):
-            return VortexStreamDataset
-        suffix = PurePosixPath(origin.name).suffix.lower()
-        if suffix in _SUFFIXES:
-            return _SUFFIXES[suffix]
+    if not file.size:
+        raise DatasetError(f"{path} is empty; expected {SUPPORTED_TYPES}")
+    head = file.read(0, min(file.size, 8))
+    if _has_tensors(file, head):
+        return TensorFileDataset
+    for magic, dataset_type in _MAGICS:
+        if head.startswith(magic):
+            return dataset_type
+    if head.startswith(_ENCRYPTED_PARQUET):
+        raise DatasetError(f"{path} is an encrypted Parquet file, which is not supported")
+    if _is_legacy_stream(file, head):
+        return ArrowStreamDataset
+    if is_vortex_stream(file):
+        return VortexStreamDataset
+    suffix = PurePosixPath(origin.name).suffix.lower()
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
     raise DatasetError(f"{path} begins with {head!r}; expected {SUPPORTED_TYPES}")
 
 

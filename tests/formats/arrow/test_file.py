@@ -17,8 +17,10 @@ from splitarrow.formats.arrow.file import (
     Block,
     Blocks,
     Footer,
+    blank_blocks,
     find_footer,
     read_footer,
+    wrap_footer,
 )
 from splitarrow.formats.arrow.message import HeaderType, parse_prefix, read_message_info
 
@@ -171,3 +173,21 @@ def test_a_footer_with_changed_bytes_is_sound_or_refused(data: st.DataObject) ->
     except InvalidDataError:
         return
     assert is_sound(found, END)
+
+
+def test_footers_that_differ_in_their_blocks_alone_are_equal_without_them() -> None:
+    batches = [pa.record_batch({"n": range(rows)}) for rows in (1, 100)]
+    found = set[bytes]()
+    for batch in batches:
+        data = arrow_file([batch, batch])
+        offset, length = find_footer(data[-10:], len(data))
+        found.add(blank_blocks(data[offset : offset + length]))
+    (blank,) = found
+    with pa.ipc.open_file(wrap_footer(blank)) as reader:
+        assert reader.schema == batches[0].schema
+        assert reader.num_record_batches == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 64])
+def test_the_blocks_of_a_malformed_footer_stay(data: bytes) -> None:
+    assert blank_blocks(data) == data

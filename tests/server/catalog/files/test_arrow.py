@@ -32,6 +32,8 @@ from splitarrow.protocol.request import Request
 from splitarrow.server.catalog.dataset import GROUP_BYTES, Encoding
 from splitarrow.server.catalog.files.arrow import ArrowFileDataset
 from splitarrow.server.catalog.files.file_types import open_file
+from splitarrow.server.catalog.files.origins import LocalOrigin
+from splitarrow.transport.memory.files import SourceFile
 
 ARRAYS = make_arrays_of_all_types()
 CODECS = [None, "lz4", "zstd"]
@@ -468,3 +470,41 @@ def test_the_index_is_kept_until_the_dataset_is_closed(
     dataset.close()
     assert read_dataset(dataset).batches == number_batches()
     assert len(inspections) == 1
+
+
+def test_files_with_one_schema_share_it(tmp_path: Path) -> None:
+    paths = [write_file(tmp_path / f"{rows}.arrow", number_batches(1, rows)) for rows in (3, 4)]
+    one, other = map(open_file, paths)
+    assert one.schema is other.schema
+    assert [each.rows for each in (one, other)] == [3, 4]
+
+
+def test_the_schema_of_an_extension_type_is_read_again(tmp_path: Path) -> None:
+    field = pa.field("n", pa.int64(), metadata={"ARROW:extension:name": "unknown"})
+    batch = pa.record_batch([pa.array([1])], schema=pa.schema([field]))
+    paths = [write_file(tmp_path / f"{number}.arrow", [batch]) for number in range(2)]
+    one, other = map(open_file, paths)
+    assert one.schema == other.schema
+    assert one.schema is not other.schema
+
+
+class CountingOrigin(LocalOrigin):
+    """A file that counts how often it is opened."""
+
+    opened = 0
+
+    def open(self, *, refuse_writers: bool, waits: bool = True) -> SourceFile:
+        self.opened += 1
+        return super().open(refuse_writers=refuse_writers, waits=waits)
+
+
+@pytest.mark.parametrize(("batches", "opened"), [(0, 1), (1, 1), (2, 2)])
+def test_the_rows_of_one_batch_are_known_when_the_file_is_opened(
+    tmp_path: Path, batches: int, opened: int
+) -> None:
+    origin = CountingOrigin(tmp_path / "x.arrow")
+    write_file(origin.path, number_batches(batches, 5) or pa.table({"n": pa.array([], "i8")}))
+    dataset = open_file(origin)
+    assert origin.opened == 1
+    assert dataset.rows == 5 * batches
+    assert origin.opened == opened

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,13 @@ from splitarrow.protocol.request import Request
 from splitarrow.server.catalog.catalog import open_dataset
 from splitarrow.server.catalog.files import directory
 from splitarrow.server.catalog.files.arrow import ArrowFileDataset
-from splitarrow.server.catalog.files.directory import DirectoryDataset
+from splitarrow.server.catalog.files.directory import (
+    DirectoryDataset,
+    FolderListing,
+    Listing,
+    PatternListing,
+)
+from splitarrow.server.catalog.files.origins import FileOrigin
 
 
 def file_batches(number: int) -> list[pa.RecordBatch]:
@@ -340,3 +346,47 @@ def test_one_file_is_open_at_a_time(tmp_path: Path, fields: dict[str, Any]) -> N
     next(groups)
     source.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+class CountingListing(FolderListing):
+    """A folder that counts how often it is listed."""
+
+    listed = 0
+
+    def list_files(self) -> Sequence[FileOrigin]:
+        self.listed += 1
+        return super().list_files()
+
+
+def test_a_description_lists_a_folder_once(tmp_path: Path) -> None:
+    listing = CountingListing(write_files(tmp_path))
+    dataset = DirectoryDataset(listing)
+    before = dataset.version
+    listing.listed = 0
+    assert dataset.describe_version() == before
+    write_file(tmp_path / "part-3.arrow", file_batches(3))
+    assert dataset.describe_version() not in (before, "")
+    assert dataset.rows == 400
+    assert listing.listed == 2
+
+
+def test_a_listing_keeps_the_files_that_it_knows(tmp_path: Path) -> None:
+    listing = FolderListing(write_files(tmp_path))
+    before = listing.list_files()
+    (tmp_path / "part-1.arrow").unlink()
+    write_file(tmp_path / "part-3.arrow", file_batches(3))
+    after = listing.list_files()
+    assert [each.name for each in after] == ["part-0.arrow", "part-2.arrow", "part-3.arrow"]
+    assert [each in before for each in after] == [True, True, False]
+
+
+@pytest.mark.parametrize("listing", [FolderListing("."), PatternListing("*.arrow")])
+def test_files_of_the_current_folder_are_named_after_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: Listing
+) -> None:
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names = [f"part-{number}.arrow" for number in range(3)]
+    files = listing.list_files()
+    assert [each.name for each in files] == names
+    assert [str(each.path) for each in files] == names
