@@ -7,7 +7,7 @@ forever there. A process that ends before gRPC's threads do can be aborted.
 from __future__ import annotations
 
 import atexit
-import importlib
+import importlib.util
 import os
 import sys
 import time
@@ -33,12 +33,14 @@ def import_grpc() -> None:
     Raises `MissingExtraError` if gRPC is not installed, as with free-threaded Python.
     """
     added = {name: text for name, text in _VARIABLES.items() if name not in os.environ}
-    if "grpc" not in sys.modules:
+    if "grpc" in sys.modules:
+        return
+    if importlib.util.find_spec("grpc") is None:
+        raise MissingExtraError("a control plane needs the package grpcio")
+    if added:
         os.environ.update(added)
         try:
             importlib.import_module("grpc")
-        except ModuleNotFoundError:
-            raise MissingExtraError("a control plane needs the package grpcio") from None
         finally:
             for name in added:
                 del os.environ[name]
