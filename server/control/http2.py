@@ -452,12 +452,10 @@ class Connection:
         buffers = [unsent[at] for at in range(min(len(unsent), _MAX_BUFFERS))]
         sent = self._sock.sendmsg(buffers)  # pyright: ignore[reportArgumentType]
         self._unsent_bytes -= sent
-        while sent:
-            first = unsent.popleft()
-            if len(first) > sent:
-                unsent.appendleft(memoryview(first)[sent:])
-                return
-            sent -= len(first)
+        while unsent and len(unsent[0]) <= sent:  # also buffers of no bytes
+            sent -= len(unsent.popleft())
+        if sent:
+            unsent[0] = memoryview(unsent[0])[sent:]
 
     def _encrypt_some(self) -> None:
         """Give TLS the next bytes, small buffers together."""

@@ -207,6 +207,14 @@ def test_other_requests_are_refused(client: Http2Client) -> None:
     assert client.finish(stream)[":status"] == "415"
 
 
+def test_a_response_may_be_empty(server: Running, client: Http2Client) -> None:
+    stream = client.begin(f"{FLIGHT}/Handshake")
+    client.send(frame(DATA, END_STREAM, stream))
+    assert client.finish(stream)["grpc-status"] == "0"
+    assert client.data[stream] == message(b"")
+    check(server)
+
+
 def test_a_deadline_ends_a_call(client: Http2Client) -> None:
     headers = client.finish(client.call(f"{HEALTH}/Watch", b"", grpc_timeout="50m"))
     assert headers["grpc-status"] == "4"
