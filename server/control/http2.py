@@ -21,9 +21,10 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
+    ConnectionTerminated,
     Event,
     RemoteSettingsChanged,
     RequestReceived,
@@ -320,11 +321,16 @@ class Connection:
             self._resets.append(now)
             if len(self._resets) == _MAX_RESETS and now - self._resets[0] < _RESET_SECONDS:
                 self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
+        elif isinstance(event, ConnectionTerminated):
+            # The client finishes its streams before it disconnects, but h2 would refuse them.
+            self._h2.state_machine.state = ConnectionState.SERVER_OPEN
 
     def _begin_stream(self, stream_id: int, headers: Any) -> None:
         if self.is_closing:
             self._h2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
             return
+        h2_stream: Any = self._h2.streams[stream_id]
+        h2_stream._expected_content_length = None  # h2 does not see the data
         stream = self.streams[stream_id] = Stream(self, stream_id)
         stream.receiver = self._begin(stream, headers)
 

@@ -153,6 +153,28 @@ def test_a_request_may_come_in_padded_frames_of_one_byte(client: Http2Client) ->
     assert len(client.data[stream]) > 100
 
 
+def test_a_request_may_state_its_size(client: Http2Client) -> None:
+    """Clients of HTTP that know nothing of gRPC, such as curl, send content-length."""
+    stream = client.call(CHECK, b"", content_length="5")
+    assert client.finish(stream)["grpc-status"] == "0"
+
+
+def test_a_client_that_says_goodbye_finishes_its_calls(
+    server: Running, client: Http2Client
+) -> None:
+    """It may also answer pings, change its settings, and reset streams."""
+    goodbye = frame(GOAWAY, 0, 0, struct.pack(">II", 0, ErrorCodes.NO_ERROR))
+    client.send(goodbye)
+    streams = [client.call(f"{HEALTH}/Watch", b"", grpc_timeout="200m") for _ in range(2)]
+    while not all(client.data[stream] for stream in streams):
+        client.receive()
+    client.send(goodbye + frame(SETTINGS, 0, 0) + frame(PING, 0, 0, bytes(8)))
+    client.h2.reset_stream(streams[0])
+    client.flush()
+    assert client.finish(streams[1])["grpc-status"] == "4"
+    check(server)
+
+
 @pytest.mark.parametrize(
     ("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
 )
