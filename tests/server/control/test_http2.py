@@ -34,6 +34,7 @@ from helpers.http2_client import (
 from splitarrow.server.control import grpc_server
 
 END_STREAM, END_HEADERS, PADDED = 1, 4, 8
+HEADER_TABLE_SIZE = 1
 CHECK = f"{HEALTH}/Check"
 SERVING = message(b"\x08\x01")
 TABLE = pa.table({"n": pa.array(range(300_000), pa.int64())})
@@ -49,6 +50,11 @@ def server() -> Generator[Running]:
 def client(server: Running) -> Generator[Http2Client]:
     with Http2Client(server.port) as connected:
         yield connected
+
+
+def settings(*codes: int, value: int = 1) -> bytes:
+    """Return a frame that changes some settings."""
+    return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", code, value) for code in codes))
 
 
 def check(server: Running) -> None:
@@ -242,6 +248,18 @@ def test_a_deadline_ends_a_call(client: Http2Client) -> None:
     assert headers["grpc-status"] == "4"
 
 
+@pytest.mark.parametrize("sizes", [(1 << 30,), (100, 100), (0, 1 << 30), (1 << 30, 100, 4096)])
+def test_the_table_of_headers_is_small(client: Http2Client, sizes: tuple[int, ...]) -> None:
+    """The server uses no more than the default, and confirms what is smaller."""
+    for size in sizes:
+        client.send(settings(HEADER_TABLE_SIZE, value=size))
+    client.h2.decoder.max_allowed_table_size = min(sizes[-1], 4096)
+    for number in range(3):
+        headers = client.finish(client.call(f"/a.Service/{number}", b""))
+        assert headers["grpc-status"] == "12"
+    assert client.h2.decoder.header_table_size == min(sizes[-1], 4096)
+
+
 # --- windows ---
 
 
@@ -314,6 +332,12 @@ def test_an_upload_needs_more_than_the_windows(tmp_path: Path) -> None:
         (frame(SETTINGS, 0, 0, b"abc"), ErrorCodes.FRAME_SIZE_ERROR),
         (frame(HEADERS, END_HEADERS, 3, b"\xff\xff\xff\xff\xff\xff"), ErrorCodes.PROTOCOL_ERROR),
         (frame(CONTINUATION, 0, 1, b""), ErrorCodes.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 3, bytes(1 << 20))[:9], ErrorCodes.ENHANCE_YOUR_CALM),
+        (
+            frame(HEADERS, 0, 3, b"\x82" * 33_000) + frame(CONTINUATION, 0, 3, b"\x82" * 33_000),
+            ErrorCodes.ENHANCE_YOUR_CALM,
+        ),
+        (settings(*range(100, 200)), ErrorCodes.ENHANCE_YOUR_CALM),
     ],
 )
 def test_what_breaks_the_protocol_ends_the_connection(
@@ -334,6 +358,13 @@ def test_rapid_resets_end_the_connection(server: Running, client: Http2Client) -
     check(server)
 
 
+def test_rapid_settings_end_the_connection(server: Running, client: Http2Client) -> None:
+    with suppress(ConnectionError):
+        client.send(settings(HEADER_TABLE_SIZE) * 2_000)
+    assert client.wait_closed() in (ErrorCodes.ENHANCE_YOUR_CALM, None)
+    check(server)
+
+
 def test_endless_headers_end_the_connection(server: Running, client: Http2Client) -> None:
     client.send(frame(HEADERS, 0, 1, b"\x82"))
     with pytest.raises(ConnectionError):
@@ -342,13 +373,12 @@ def test_endless_headers_end_the_connection(server: Running, client: Http2Client
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", [frame(PING, 0, 0, bytes(8)), frame(SETTINGS, 0, 0)])
-def test_answers_that_nobody_reads_do_not_pile_up(server: Running, data: bytes) -> None:
+def test_answers_that_nobody_reads_do_not_pile_up(server: Running) -> None:
     """The server stops reading from a client that does not read its answers."""
     with Http2Client(server.port, receive_buffer=4096) as client:
         client.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
-            client.flood(data * 4096)
+            client.flood(frame(PING, 0, 0, bytes(8)) * 4096)
         check(server)
 
 
