@@ -6,6 +6,7 @@ import gzip
 import http.client
 import socket
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -199,6 +200,7 @@ def test_a_request_may_be_compressed(
     [
         ("gzip", gzip.compress(bytes(20 << 20)), "8", "exceeds the limit of 4194304 bytes"),
         ("gzip", b"not gzip", "13", "not valid gzip"),
+        ("gzip", gzip.compress(b"\x08\x01\x1a\x01d")[:-1], "13", "not complete gzip"),
         ("snappy", b"x", "12", "no compression 'snappy'"),
     ],
 )
@@ -221,6 +223,26 @@ def test_a_message_over_the_limit_is_refused_before_it_arrives(client: Http2Clie
     headers = client.finish(stream)
     assert headers["grpc-status"] == "8"
     assert headers["grpc-message"] == "the message has 1073741824 bytes; the limit is 4194304"
+
+
+def test_a_request_is_small_where_uploads_are_large(tmp_path: Path) -> None:
+    """Anybody may send requests, but not uploads."""
+    with running({"d": TABLE}, writable=tmp_path) as server, Http2Client(server.port) as client:
+        stream = client.begin(f"{FLIGHT}/GetSchema")
+        client.send(frame(DATA, 0, stream, b"\0" + struct.pack(">I", 5 << 20)))
+        assert client.finish(stream)["grpc-status"] == "8"
+
+
+def test_messages_that_nobody_reads_stay_compressed(client: Http2Client) -> None:
+    stream = client.begin(f"{HEALTH}/Watch", grpc_encoding="gzip")
+    bomb = message(gzip.compress(bytes(4 << 20)), compressed=True)
+    tracemalloc.start()
+    try:
+        client.send(frame(DATA, 0, stream, message(b"")) + frame(DATA, 0, stream, bomb) * 12)
+        client.finish(client.call(CHECK, b""))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_call_that_ends_within_a_message_is_refused(client: Http2Client) -> None:
