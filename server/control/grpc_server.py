@@ -22,6 +22,7 @@ from urllib.parse import quote
 import anyio
 import pyarrow as pa
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 
 from ...protocol.uri import DataUri
 from ...transport.base import ListenOptions
@@ -56,6 +57,8 @@ class StatusCode(IntEnum):
     UNAUTHENTICATED = 16
 
 
+_MAX_REQUEST_BYTES = 4 << 20
+"""The largest request of a method that reads one. Anybody may send it."""
 PREFIX_BYTES = 5
 """The size of what precedes a message: whether it is compressed, and its size in bytes."""
 _STAGING_BYTES = 256 << 10
@@ -123,7 +126,8 @@ class ServerCall:
         self._trailers: Headers = ()
         self._has_sent_headers = self._is_lost = self._has_ended = False
         # What the client sends.
-        self._messages = deque[memoryview]()
+        self._messages = deque[tuple[memoryview, bool]]()
+        """What has arrived, and whether it is compressed."""
         self._waiting_bytes = 0
         self._prefix = bytearray()
         self._message: memoryview | None = None
@@ -153,7 +157,10 @@ class ServerCall:
             self._arrived = asyncio.get_running_loop().create_future()
             self._grant()
             await self._arrived
-        return self._take()
+        message = self._take()
+        if self._status is not None:
+            await checkpoint()  # the call is cancelled
+        return message
 
     def read_ready(self) -> memoryview | None:
         """Return the next message if it has arrived."""
@@ -166,9 +173,9 @@ class ServerCall:
         if not self._messages:
             return None
         self._has_read = True
-        message = self._messages.popleft()
-        self._waiting_bytes -= len(message)
-        return message
+        message, is_compressed = self._messages.popleft()
+        self._waiting_bytes -= PREFIX_BYTES + len(message)
+        return self._decompress(message) if is_compressed else message
 
     async def write(self, message: bytes) -> None:
         """Send a message. Return when the kernel has it."""
@@ -278,17 +285,13 @@ class ServerCall:
     def _end_message(self) -> None:
         message, self._message = self._message, None
         assert message is not None
-        is_compressed = bool(self._prefix[0])
+        self._messages.append((message, bool(self._prefix[0])))
+        self._waiting_bytes += PREFIX_BYTES + len(message)
         self._prefix = bytearray()
-        if is_compressed:
-            message = self._decompress(message)
-            if message is None:
-                return
-        self._messages.append(message)
-        self._waiting_bytes += len(message)
         self._wake()
 
     def _decompress(self, message: memoryview) -> memoryview | None:
+        """Decompress a message that is read. Those that wait may be a thousand times as large."""
         encoding = self._metadata.get("grpc-encoding", "identity")
         bits = _WINDOW_BITS.get(encoding)
         if bits is None:
@@ -305,6 +308,9 @@ class ServerCall:
                 StatusCode.RESOURCE_EXHAUSTED,
                 f"the decompressed message exceeds the limit of {self._max_bytes} bytes",
             )
+            return None
+        if message and not decoder.eof:
+            self.cancel(StatusCode.INTERNAL, f"the message is not complete {encoding}")
             return None
         return memoryview(decoded)
 
@@ -486,8 +492,11 @@ class GrpcServer:
 
     def _begin(self, stream: Stream, peer: str, headers: list[tuple[bytes, bytes]]) -> ServerCall:
         metadata = _decode_metadata(headers)
-        call = ServerCall(stream, peer, metadata, self._max_message_bytes)
         method = self.methods.get(metadata.get(":path", ""))
+        max_bytes = self._max_message_bytes
+        if method is not None and method.reads_one:
+            max_bytes = min(max_bytes, _MAX_REQUEST_BYTES)
+        call = ServerCall(stream, peer, metadata, max_bytes)
         if metadata.get(":method") != "POST" or not metadata.get("content-type", "").startswith(
             "application/grpc"
         ):

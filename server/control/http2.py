@@ -21,9 +21,10 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
+    ConnectionTerminated,
     Event,
     RemoteSettingsChanged,
     RequestReceived,
@@ -33,13 +34,14 @@ from h2.events import (
 )
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
+from hpack import Encoder
 
 Headers = Sequence[tuple[str, str]]
 
 logging.getLogger("hpack").setLevel(logging.WARNING)  # it logs all headers, tokens included
 
 _PREFACE_BYTES, _FRAME_HEAD_BYTES = 24, 9
-_DATA, _WINDOW_UPDATE, _GOAWAY = 0, 8, 7
+_DATA, _WINDOW_UPDATE, _GOAWAY, _CONTINUATION = 0, 8, 7, 9
 _WINDOW_UPDATE_HEAD = bytes((0, 0, 4, _WINDOW_UPDATE))
 _END_STREAM, _PADDED = 1, 8
 _STREAM_ID_MASK = _MAX_WINDOW = (1 << 31) - 1
@@ -56,19 +58,41 @@ _BURST_BYTES = 1 << 20
 """The bytes that a stream sends before others of the connection have their turn."""
 _MAX_BUFFERS = 512
 """The buffers of one `sendmsg`; the kernel takes 1024."""
+_MAX_HEADER_BYTES = 64 << 10
+"""The bytes of headers, in one frame or several. Decoding them blocks the event loop."""
+_MAX_TABLE_BYTES = 4096
+"""The bytes of headers that are kept to refer to them. Each header that is sent searches them."""
+_MAX_SETTINGS = 64
 _MAX_CONTROL_BYTES = 64 << 10
 """The bytes besides DATA that may wait to be sent before the connection stops reading."""
 _READ_BYTES = 16 << 10
 """The bytes besides DATA that are read at a time. They may be a thousand frames."""
-_MAX_RESETS = 1000
-"""The streams that a client may reset within `_RESET_SECONDS`."""
-_RESET_SECONDS = 10.0
+_MAX_CHANGES = 1000
+"""How often a client may reset streams or change its settings within `_CHANGE_SECONDS`."""
+_CHANGE_SECONDS = 10.0
 _TLS_BYTES = 64 << 10
 _HTTP_1 = re.compile(rb"[A-Z]{3,7} /")
 _NOT_HTTP2 = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\n"
     b"content-type: text/plain\r\n\r\nthis address serves Arrow Flight over gRPC, not HTTP/1.1\n"
 )
+
+
+class _Encoder(Encoder):
+    """Keeps the table of headers small, whatever the client allows."""
+
+    @property
+    def header_table_size(self) -> int:
+        return self.header_table.maxsize
+
+    @header_table_size.setter
+    def header_table_size(self, value: int) -> None:
+        value = min(value, _MAX_TABLE_BYTES)
+        if value != self.header_table.maxsize:
+            self.header_table.maxsize = value
+            # The next headers have the smallest size of the time since the last ones, and this one.
+            smallest = min([value, *self.table_size_changes])
+            self.table_size_changes = [smallest, value] if smallest < value else [value]
 
 
 class Receiver(Protocol):
@@ -156,14 +180,17 @@ class Connection:
             initial_values={
                 SettingCodes.INITIAL_WINDOW_SIZE: FIRST_WINDOW,
                 SettingCodes.MAX_FRAME_SIZE: _MAX_FRAME_BYTES,
-                SettingCodes.MAX_HEADER_LIST_SIZE: H2Connection.DEFAULT_MAX_HEADER_LIST_SIZE,
+                SettingCodes.MAX_HEADER_LIST_SIZE: _MAX_HEADER_BYTES,
             },
         )
+        self._h2.decoder.max_header_list_size = _MAX_HEADER_BYTES
+        self._h2.encoder = _Encoder()
         self._h2.max_inbound_frame_size = _MAX_FRAME_BYTES
         self._window = FIRST_WINDOW - 1
         # The frame that is being received.
         self._head = bytearray()
         self._left = _PREFACE_BYTES
+        self._block_bytes = 0
         self._stream_id = self._flags = self._padding = 0
         self._is_data = self._awaits_padding = False
         # What is being sent.
@@ -172,7 +199,7 @@ class Connection:
         self._turn = asyncio.Lock()
         self._drained: asyncio.Future[None] | None = None
         self._is_writing = self._is_reading = False
-        self._resets = deque[float](maxlen=_MAX_RESETS)
+        self._changes = deque[float](maxlen=_MAX_CHANGES)
         self._h2.initiate_connection()
         self._read(True)
 
@@ -251,7 +278,11 @@ class Connection:
         self._left, kind = int.from_bytes(head[:3], "big"), head[3]
         self._is_data = kind == _DATA
         if not self._is_data:
-            self._feed(head)
+            self._block_bytes = self._left + (self._block_bytes if kind == _CONTINUATION else 0)
+            if self._block_bytes > _MAX_HEADER_BYTES:
+                self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
+            else:
+                self._feed(head)
             return
         self._flags = head[4]
         self._stream_id = int.from_bytes(head[5:], "big") & _STREAM_ID_MASK
@@ -304,8 +335,13 @@ class Connection:
             self.grant(0, _CONNECTION_WINDOW - self._window)
 
     def _handle(self, event: Event) -> None:
-        if isinstance(event, (WindowUpdated, RemoteSettingsChanged)):
+        if isinstance(event, WindowUpdated):
             self._open_windows()
+        elif isinstance(event, RemoteSettingsChanged):
+            self._open_windows()
+            self._count_change()
+            if len(self._h2.remote_settings) > _MAX_SETTINGS:
+                self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
         elif isinstance(event, RequestReceived):
             assert event.stream_id is not None
             assert event.headers is not None
@@ -316,15 +352,23 @@ class Connection:
                 stream.receiver.end()
         elif isinstance(event, StreamReset):
             self._lose_stream(event.stream_id or 0)
-            now = self._loop.time()
-            self._resets.append(now)
-            if len(self._resets) == _MAX_RESETS and now - self._resets[0] < _RESET_SECONDS:
-                self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
+            self._count_change()
+        elif isinstance(event, ConnectionTerminated):
+            # The client finishes its streams before it disconnects, but h2 would refuse them.
+            self._h2.state_machine.state = ConnectionState.SERVER_OPEN
+
+    def _count_change(self) -> None:
+        now = self._loop.time()
+        self._changes.append(now)
+        if len(self._changes) == _MAX_CHANGES and now - self._changes[0] < _CHANGE_SECONDS:
+            self._fail(ErrorCodes.ENHANCE_YOUR_CALM)
 
     def _begin_stream(self, stream_id: int, headers: Any) -> None:
         if self.is_closing:
             self._h2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
             return
+        h2_stream: Any = self._h2.streams[stream_id]
+        h2_stream._expected_content_length = None  # h2 does not see the data
         stream = self.streams[stream_id] = Stream(self, stream_id)
         stream.receiver = self._begin(stream, headers)
 
@@ -452,12 +496,10 @@ class Connection:
         buffers = [unsent[at] for at in range(min(len(unsent), _MAX_BUFFERS))]
         sent = self._sock.sendmsg(buffers)  # pyright: ignore[reportArgumentType]
         self._unsent_bytes -= sent
-        while sent:
-            first = unsent.popleft()
-            if len(first) > sent:
-                unsent.appendleft(memoryview(first)[sent:])
-                return
-            sent -= len(first)
+        while unsent and len(unsent[0]) <= sent:  # also buffers of no bytes
+            sent -= len(unsent.popleft())
+        if sent:
+            unsent[0] = memoryview(unsent[0])[sent:]
 
     def _encrypt_some(self) -> None:
         """Give TLS the next bytes, small buffers together."""

@@ -6,6 +6,7 @@ import gzip
 import http.client
 import socket
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -34,6 +35,7 @@ from helpers.http2_client import (
 from splitarrow.server.control import grpc_server
 
 END_STREAM, END_HEADERS, PADDED = 1, 4, 8
+HEADER_TABLE_SIZE = 1
 CHECK = f"{HEALTH}/Check"
 SERVING = message(b"\x08\x01")
 TABLE = pa.table({"n": pa.array(range(300_000), pa.int64())})
@@ -49,6 +51,11 @@ def server() -> Generator[Running]:
 def client(server: Running) -> Generator[Http2Client]:
     with Http2Client(server.port) as connected:
         yield connected
+
+
+def settings(*codes: int, value: int = 1) -> bytes:
+    """Return a frame that changes some settings."""
+    return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", code, value) for code in codes))
 
 
 def check(server: Running) -> None:
@@ -153,6 +160,28 @@ def test_a_request_may_come_in_padded_frames_of_one_byte(client: Http2Client) ->
     assert len(client.data[stream]) > 100
 
 
+def test_a_request_may_state_its_size(client: Http2Client) -> None:
+    """Clients of HTTP that know nothing of gRPC, such as curl, send content-length."""
+    stream = client.call(CHECK, b"", content_length="5")
+    assert client.finish(stream)["grpc-status"] == "0"
+
+
+def test_a_client_that_says_goodbye_finishes_its_calls(
+    server: Running, client: Http2Client
+) -> None:
+    """It may also answer pings, change its settings, and reset streams."""
+    goodbye = frame(GOAWAY, 0, 0, struct.pack(">II", 0, ErrorCodes.NO_ERROR))
+    client.send(goodbye)
+    streams = [client.call(f"{HEALTH}/Watch", b"", grpc_timeout="200m") for _ in range(2)]
+    while not all(client.data[stream] for stream in streams):
+        client.receive()
+    client.send(goodbye + frame(SETTINGS, 0, 0) + frame(PING, 0, 0, bytes(8)))
+    client.h2.reset_stream(streams[0])
+    client.flush()
+    assert client.finish(streams[1])["grpc-status"] == "4"
+    check(server)
+
+
 @pytest.mark.parametrize(
     ("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
 )
@@ -171,6 +200,7 @@ def test_a_request_may_be_compressed(
     [
         ("gzip", gzip.compress(bytes(20 << 20)), "8", "exceeds the limit of 4194304 bytes"),
         ("gzip", b"not gzip", "13", "not valid gzip"),
+        ("gzip", gzip.compress(b"\x08\x01\x1a\x01d")[:-1], "13", "not complete gzip"),
         ("snappy", b"x", "12", "no compression 'snappy'"),
     ],
 )
@@ -195,6 +225,26 @@ def test_a_message_over_the_limit_is_refused_before_it_arrives(client: Http2Clie
     assert headers["grpc-message"] == "the message has 1073741824 bytes; the limit is 4194304"
 
 
+def test_a_request_is_small_where_uploads_are_large(tmp_path: Path) -> None:
+    """Anybody may send requests, but not uploads."""
+    with running({"d": TABLE}, writable=tmp_path) as server, Http2Client(server.port) as client:
+        stream = client.begin(f"{FLIGHT}/GetSchema")
+        client.send(frame(DATA, 0, stream, b"\0" + struct.pack(">I", 5 << 20)))
+        assert client.finish(stream)["grpc-status"] == "8"
+
+
+def test_messages_that_nobody_reads_stay_compressed(client: Http2Client) -> None:
+    stream = client.begin(f"{HEALTH}/Watch", grpc_encoding="gzip")
+    bomb = message(gzip.compress(bytes(4 << 20)), compressed=True)
+    tracemalloc.start()
+    try:
+        client.send(frame(DATA, 0, stream, message(b"")) + frame(DATA, 0, stream, bomb) * 12)
+        client.finish(client.call(CHECK, b""))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_call_that_ends_within_a_message_is_refused(client: Http2Client) -> None:
     stream = client.begin(f"{FLIGHT}/GetSchema")
     client.send(frame(DATA, END_STREAM, stream, message(b"abc")[:-1]))
@@ -207,9 +257,29 @@ def test_other_requests_are_refused(client: Http2Client) -> None:
     assert client.finish(stream)[":status"] == "415"
 
 
+def test_a_response_may_be_empty(server: Running, client: Http2Client) -> None:
+    stream = client.begin(f"{FLIGHT}/Handshake")
+    client.send(frame(DATA, END_STREAM, stream))
+    assert client.finish(stream)["grpc-status"] == "0"
+    assert client.data[stream] == message(b"")
+    check(server)
+
+
 def test_a_deadline_ends_a_call(client: Http2Client) -> None:
     headers = client.finish(client.call(f"{HEALTH}/Watch", b"", grpc_timeout="50m"))
     assert headers["grpc-status"] == "4"
+
+
+@pytest.mark.parametrize("sizes", [(1 << 30,), (100, 100), (0, 1 << 30), (1 << 30, 100, 4096)])
+def test_the_table_of_headers_is_small(client: Http2Client, sizes: tuple[int, ...]) -> None:
+    """The server uses no more than the default, and confirms what is smaller."""
+    for size in sizes:
+        client.send(settings(HEADER_TABLE_SIZE, value=size))
+    client.h2.decoder.max_allowed_table_size = min(sizes[-1], 4096)
+    for number in range(3):
+        headers = client.finish(client.call(f"/a.Service/{number}", b""))
+        assert headers["grpc-status"] == "12"
+    assert client.h2.decoder.header_table_size == min(sizes[-1], 4096)
 
 
 # --- windows ---
@@ -284,6 +354,12 @@ def test_an_upload_needs_more_than_the_windows(tmp_path: Path) -> None:
         (frame(SETTINGS, 0, 0, b"abc"), ErrorCodes.FRAME_SIZE_ERROR),
         (frame(HEADERS, END_HEADERS, 3, b"\xff\xff\xff\xff\xff\xff"), ErrorCodes.PROTOCOL_ERROR),
         (frame(CONTINUATION, 0, 1, b""), ErrorCodes.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 3, bytes(1 << 20))[:9], ErrorCodes.ENHANCE_YOUR_CALM),
+        (
+            frame(HEADERS, 0, 3, b"\x82" * 33_000) + frame(CONTINUATION, 0, 3, b"\x82" * 33_000),
+            ErrorCodes.ENHANCE_YOUR_CALM,
+        ),
+        (settings(*range(100, 200)), ErrorCodes.ENHANCE_YOUR_CALM),
     ],
 )
 def test_what_breaks_the_protocol_ends_the_connection(
@@ -304,6 +380,13 @@ def test_rapid_resets_end_the_connection(server: Running, client: Http2Client) -
     check(server)
 
 
+def test_rapid_settings_end_the_connection(server: Running, client: Http2Client) -> None:
+    with suppress(ConnectionError):
+        client.send(settings(HEADER_TABLE_SIZE) * 2_000)
+    assert client.wait_closed() in (ErrorCodes.ENHANCE_YOUR_CALM, None)
+    check(server)
+
+
 def test_endless_headers_end_the_connection(server: Running, client: Http2Client) -> None:
     client.send(frame(HEADERS, 0, 1, b"\x82"))
     with pytest.raises(ConnectionError):
@@ -312,13 +395,12 @@ def test_endless_headers_end_the_connection(server: Running, client: Http2Client
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", [frame(PING, 0, 0, bytes(8)), frame(SETTINGS, 0, 0)])
-def test_answers_that_nobody_reads_do_not_pile_up(server: Running, data: bytes) -> None:
+def test_answers_that_nobody_reads_do_not_pile_up(server: Running) -> None:
     """The server stops reading from a client that does not read its answers."""
     with Http2Client(server.port, receive_buffer=4096) as client:
         client.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
-            client.flood(data * 4096)
+            client.flood(frame(PING, 0, 0, bytes(8)) * 4096)
         check(server)
 
 
