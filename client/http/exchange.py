@@ -9,6 +9,7 @@ import contextlib
 import socket
 import ssl
 from email.message import Message
+from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse, IncompleteRead, parse_headers
 from io import BytesIO
 
@@ -172,6 +173,8 @@ class Exchange:
         if status == 407:
             reason = "the proxy requires a user name and a password (status 407)"
             raise ConnectError(f"cannot connect to {self._place}: {reason}", stream=self._name)
+        if status == HTTPStatus.HTTP_VERSION_NOT_SUPPORTED:
+            raise self._refuse_peer()
         is_sentence = kind == "text/plain"
         if status >= 400 and (is_sentence or status in _FROM_ANYONE):
             reason = self._read_reason(response) if is_sentence else ""
@@ -273,9 +276,12 @@ class Exchange:
             return self._lost((error.strerror or str(error)) + hint)
         if has_answered:
             return ProtocolError(f"the response is malformed: {error!r}", stream=self._name)
+        return self._refuse_peer(hint)
+
+    def _refuse_peer(self, hint: str = "") -> NotAPeerError:
         return NotAPeerError(
-            f"{server.address} does not answer as an HTTP server{hint}; check the port: that of a "
-            "control plane needs grpc://",
+            f"{self._url.server.address} does not answer as an HTTP server{hint}; check the port: "
+            "that of a control plane needs grpc://",
             stream=self._name,
         )
 
