@@ -75,9 +75,14 @@ bench: $(VENV)/installed-bench ## measure every backend beside its peers; ARGS=-
 	@$(BIN)/splitarrow bench $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: $(VENV)/installed-bench ## measure TLS, DoGet and Parquet beside pyarrow.flight
+bench-peers: $(VENV)/installed-bench ## measure all that has peers besides tcp and shm, and many files and readers
 	@$(BIN)/splitarrow bench --sizes 64KiB,1MiB,8MiB --clients 1 --backends \
 	    splitarrow-tls,flight-tls,splitarrow-do-get,flight,splitarrow-parquet,flight-parquet $(ARGS)
+	@for study in flight scans serving; do $(BIN)/python -m splitarrow.benchmarks.studies.$$study || exit; done
+
+.PHONY: bench-flight
+bench-flight: $(VENV)/installed ## measure DoGet and DoPut beside pyarrow.flight, with several clients
+	@$(BIN)/python -m splitarrow.benchmarks.studies.flight $(ARGS)
 
 .PHONY: bench-scans
 bench-scans: $(VENV)/installed-bench ## measure Parquet and filters beside pyarrow.flight and pyarrow.dataset

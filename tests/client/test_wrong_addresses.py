@@ -32,7 +32,7 @@ def test_a_data_uri_at_a_control_plane() -> None:
         with pytest.raises(NotAPeerError, match=r"is a control plane, .* that begins with grpc"):
             splitarrow.open(f"{address}/a")
         http = (server.control_uri or "").replace("grpc", "http")
-        with pytest.raises(NotAPeerError, match="not answer as an HTTP server; .* needs grpc://"):
+        with pytest.raises(NotAPeerError, match=r"not answer as an HTTP server; .* needs grpc://"):
             splitarrow.open(f"{http}/v1/datasets/a/data")
 
 
