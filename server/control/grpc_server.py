@@ -387,6 +387,7 @@ class GrpcServer:
                     self._sweep(loop.time())
             finally:
                 self.stop_listening()
+                self._tasks = None
 
     def _listen(self) -> None:
         if self._listener.fileno() >= 0:
@@ -503,7 +504,9 @@ class GrpcServer:
             stream.send_headers(((":status", "415"),), end=True)
         elif method is None:
             call.refuse(StatusCode.UNIMPLEMENTED, "this server has no such method")
-        elif len(self._calls) >= self._max_calls or self._tasks is None:
+        elif self._tasks is None:
+            call.refuse(StatusCode.UNAVAILABLE, "the server is stopping")
+        elif len(self._calls) >= self._max_calls:
             call.refuse(StatusCode.RESOURCE_EXHAUSTED, "the server has too many concurrent calls")
         else:
             self._calls.add(call)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -32,7 +34,9 @@ from helpers.http2_client import (
     frame,
     message,
 )
+from splitarrow.protocol.uri import DataUri
 from splitarrow.server.control import grpc_server
+from splitarrow.server.control.grpc_server import GrpcServer, Method, ServerCall
 
 END_STREAM, END_HEADERS, PADDED = 1, 4, 8
 HEADER_TABLE_SIZE = 1
@@ -356,7 +360,7 @@ def test_an_upload_needs_more_than_the_windows(tmp_path: Path) -> None:
         (frame(CONTINUATION, 0, 1, b""), ErrorCodes.PROTOCOL_ERROR),
         (frame(HEADERS, END_HEADERS, 3, bytes(1 << 20))[:9], ErrorCodes.ENHANCE_YOUR_CALM),
         (
-            frame(HEADERS, 0, 3, b"\x82" * 33_000) + frame(CONTINUATION, 0, 3, b"\x82" * 33_000),
+            frame(HEADERS, 0, 3, b"\x82" * 33_000) + frame(CONTINUATION, 0, 3, bytes(33_000))[:9],
             ErrorCodes.ENHANCE_YOUR_CALM,
         ),
         (settings(*range(100, 200)), ErrorCodes.ENHANCE_YOUR_CALM),
@@ -402,6 +406,44 @@ def test_answers_that_nobody_reads_do_not_pile_up(server: Running) -> None:
         with pytest.raises(TimeoutError):
             client.flood(frame(PING, 0, 0, bytes(8)) * 4096)
         check(server)
+
+
+async def _call_after_run() -> dict[str, str]:
+    """Cancel a server, and return what a call of a client gets that is still connected."""
+    server = GrpcServer(
+        DataUri.parse("grpc://127.0.0.1:0"),
+        tls=None,
+        proxies=(),
+        max_message_bytes=1000,
+        max_calls=1,
+        max_connections=1,
+        get_max_per_address=lambda: 1,
+        handshake_seconds=10,
+        idle_seconds=10,
+    )
+
+    async def answer(request: bytes, call: ServerCall) -> bytes:
+        del call
+        return request
+
+    def call_once() -> dict[str, str]:
+        return client.finish(client.call("/a/b", b""))
+
+    server.methods["/a/b"] = Method(answer, reads_one=True)
+    assert server.uri.port is not None
+    with Http2Client(server.uri.port) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.run)
+            assert (await anyio.to_thread.run_sync(call_once))["grpc-status"] == "0"
+            tasks.cancel_scope.cancel()
+        headers = await anyio.to_thread.run_sync(call_once)
+        with anyio.fail_after(5):
+            await server.stop(0)
+    return headers
+
+
+def test_a_call_while_the_server_stops_is_refused() -> None:
+    assert anyio.run(_call_after_run)["grpc-status"] == "14"
 
 
 def test_a_stopped_server_says_goodbye(server: Running, client: Http2Client) -> None:
