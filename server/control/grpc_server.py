@@ -468,7 +468,7 @@ class GrpcServer:
     def _sweep(self, now: float) -> None:
         """Close connections that say nothing, and ping those that have not for a while."""
         for connection in list(self._connections):
-            silent = now - connection.last_received
+            silent = now - connection.last_heard
             if not connection.is_established:
                 if now - connection.last_used > self._handshake_seconds:
                     connection.abort()
@@ -477,8 +477,9 @@ class GrpcServer:
             elif silent > _KEEP_ALIVE_SECONDS:
                 connection.ping()
             elif not connection.streams and now - connection.last_used > self._idle_seconds:
-                connection.refuse_streams()
-                connection.abort()
+                if connection.is_closing:
+                    connection.abort()
+                connection.refuse_streams()  # the client may be opening one
 
     def _make_begin(self, peer: str) -> Callable[[Stream, list[tuple[bytes, bytes]]], ServerCall]:
         host, _, port = peer.rpartition(":")

@@ -169,7 +169,7 @@ class Connection:
         self._ended = ended
         self.streams: dict[int, Stream] = {}
         """The streams that the server has not ended."""
-        self.last_received = self.last_used = self._loop.time()
+        self.last_heard = self.last_used = self._loop.time()
         self.is_established = False
         """Whether the client has sent a valid preface."""
         self.is_closing = False
@@ -222,7 +222,7 @@ class Connection:
                 if not received:
                     self.abort()
                     return
-                self.last_received = self._loop.time()
+                self.last_heard = self._loop.time()
                 self._receive(self._staging[:received])
                 if self._tls is None or self._is_closed or not self._tls.pending():
                     return
@@ -471,6 +471,7 @@ class Connection:
         """Send what the kernel takes, and the rest once it takes more."""
         if self._is_closed or (self._tls is not None and self._tls.version() is None):
             return
+        unsent_bytes = self._unsent_bytes
         try:
             while self._unsent:
                 self._send_some() if self._tls is None else self._encrypt_some()
@@ -479,6 +480,8 @@ class Connection:
         except (OSError, ValueError):
             self.abort()
             return
+        if self._is_writing and self._unsent_bytes < unsent_bytes:
+            self.last_heard = self._loop.time()  # pings wait behind what a slow client receives
         is_blocked = bool(self._unsent)
         if is_blocked != self._is_writing:
             if is_blocked:

@@ -6,6 +6,7 @@ import gzip
 import http.client
 import socket
 import struct
+import time
 import tracemalloc
 import zlib
 from collections.abc import Callable, Generator
@@ -17,6 +18,7 @@ import anyio.to_thread
 import numpy as np
 import pyarrow as pa
 import pytest
+from h2.connection import ConnectionState
 from h2.errors import ErrorCodes
 from pyarrow import flight
 
@@ -138,6 +140,42 @@ def test_a_client_that_answers_pings_stays(monkeypatch: pytest.MonkeyPatch) -> N
             pings += names.count("PingReceived")
         assert client.data[stream] == SERVING
         assert not client.is_closed
+
+
+@pytest.mark.slow
+def test_a_client_that_receives_slowly_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot answer a ping that waits behind the data."""
+    monkeypatch.setattr(grpc_server, "_KEEP_ALIVE_SECONDS", 0.5)
+    monkeypatch.setattr(grpc_server, "_ANSWER_SECONDS", 0.5)
+    table = pa.table({"n": pa.array(np.arange(2_000_000))})
+    with running({"d": table}, handshake_seconds=0.4) as server:
+        ticket = server.client().get_flight_info(PATH("d")).endpoints[0].ticket.serialize()
+        with Http2Client(server.port, INITIAL_WINDOW_SIZE=(1 << 31) - 1) as client:
+            client.h2.increment_flow_control_window(1 << 30)
+            client.call(f"{FLIGHT}/DoGet", ticket)
+            received = 0
+            while received < table.nbytes:
+                data = client.socket.recv(1 << 16)
+                assert data
+                received += len(data)
+                time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_an_idle_connection_refuses_calls_before_it_is_closed() -> None:
+    """A client may open a stream before it learns that the connection is closed."""
+    with (
+        running({"d": TABLE}, handshake_seconds=4, idle_seconds=0.1) as server,
+        Http2Client(server.port) as client,
+    ):
+        client.finish(client.call(CHECK, b""))
+        while client.error is None:
+            client.receive()
+        client.h2.state_machine.state = ConnectionState.CLIENT_OPEN
+        stream = client.call(CHECK, b"")
+        client.finish(stream)
+        assert client.reset[stream] == ErrorCodes.REFUSED_STREAM
+        assert client.wait_closed() == ErrorCodes.NO_ERROR
 
 
 def test_an_idle_connection_is_closed_and_a_new_one_opened() -> None:
