@@ -133,6 +133,11 @@ class Stream:
         self.window += nbytes
         self._connection.grant(self.id, nbytes)
 
+    def wake(self) -> None:
+        """Let `send` look at the windows again."""
+        if self.opened is not None and not self.opened.done():
+            self.opened.set_result(None)
+
     def send_headers(self, headers: Headers, *, end: bool = False) -> None:
         """Send headers or trailers. After the end, the client must not send more either."""
         self._connection.send_headers(self, headers, end)
@@ -269,8 +274,12 @@ class Connection:
         window: Any = self._h2 if not stream_id else self._h2.streams.get(stream_id)
         if window is None or not 0 < nbytes <= _MAX_WINDOW - window.outbound_flow_control_window:
             return False
+        was_closed = window.outbound_flow_control_window <= 0
         window.outbound_flow_control_window += nbytes
-        self._open_windows()
+        if was_closed and not stream_id:
+            self._open_windows()
+        elif was_closed and stream_id in self.streams:
+            self.streams[stream_id].wake()
         return True
 
     def _begin_frame(self) -> None:
@@ -377,15 +386,13 @@ class Connection:
         if stream is None:
             return
         self.last_used = self._loop.time()
-        if stream.opened is not None and not stream.opened.done():
-            stream.opened.set_result(None)
+        stream.wake()
         if stream.receiver is not None:
             stream.receiver.lose()
 
     def _open_windows(self) -> None:
         for stream in self.streams.values():
-            if stream.opened is not None and not stream.opened.done():
-                stream.opened.set_result(None)
+            stream.wake()
 
     # Sending
 
