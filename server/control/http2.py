@@ -120,6 +120,8 @@ class Stream:
         self.receiver: Receiver | None = None
         self.window = FIRST_WINDOW
         """The bytes that the client may still send."""
+        self.is_complete = False
+        """Whether the client has sent everything."""
         self.opened: asyncio.Future[None] | None = None
         """Done once the client can receive more."""
 
@@ -315,6 +317,8 @@ class Connection:
         elif self._window < _CONNECTION_WINDOW // 2:
             # The windows of the streams bound what waits for its handler.
             self.grant(0, _CONNECTION_WINDOW - self._window)
+        if stream is not None and stream.is_complete and not self._is_closed:
+            self._feed(_HEAD.pack(0, 0, 0, _DATA, 0, stream.id))  # h2 resets the stream
 
     def _take_data(self, taken: memoryview) -> None:
         if self._awaits_padding:
@@ -358,6 +362,7 @@ class Connection:
         elif isinstance(event, StreamEnded):
             stream = self.streams.get(event.stream_id or 0)
             if stream is not None and stream.receiver is not None:
+                stream.is_complete = True
                 stream.receiver.end()
         elif isinstance(event, StreamReset):
             self._lose_stream(event.stream_id or 0)

@@ -287,6 +287,15 @@ def test_messages_that_nobody_reads_stay_compressed(client: Http2Client) -> None
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("flags", [0, END_STREAM])
+def test_data_after_the_end_resets_the_stream(client: Http2Client, flags: int) -> None:
+    stream = client.call(f"{HEALTH}/Watch", b"")
+    client.send(frame(DATA, flags, stream, message(b"")))
+    client.finish(stream)
+    assert client.reset[stream] == ErrorCodes.STREAM_CLOSED
+    assert client.finish(client.call(CHECK, b""))["grpc-status"] == "0"
+
+
 def test_a_call_that_ends_within_a_message_is_refused(client: Http2Client) -> None:
     stream = client.begin(f"{FLIGHT}/GetSchema")
     client.send(frame(DATA, END_STREAM, stream, message(b"abc")[:-1]))
