@@ -279,7 +279,12 @@ class ServerCall:
                 f"the message has {nbytes} bytes; the limit is {self._max_bytes}",
             )
             return
-        buffer: Any = pa.allocate_buffer(nbytes)  # from a pool, and not cleared
+        try:
+            buffer: Any = pa.allocate_buffer(nbytes)  # from a pool, and not cleared
+        except MemoryError:
+            text = f"the server has no memory for a message of {nbytes} bytes"
+            self.cancel(StatusCode.RESOURCE_EXHAUSTED, text)
+            return
         self._message, self._filled = memoryview(buffer).cast("B"), 0
 
     def _end_message(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import resource
 import socket
 import struct
 import time
@@ -11,6 +12,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -36,6 +38,7 @@ from helpers.http2_client import (
     frame,
     message,
 )
+from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.uri import DataUri
 from splitarrow.server.control import grpc_server
 from splitarrow.server.control.grpc_server import GrpcServer, Method, ServerCall
@@ -265,6 +268,26 @@ def test_a_message_over_the_limit_is_refused_before_it_arrives(client: Http2Clie
     headers = client.finish(stream)
     assert headers["grpc-status"] == "8"
     assert headers["grpc-message"] == "the message has 1073741824 bytes; the limit is 4194304"
+
+
+def test_a_message_that_fits_no_memory_is_refused(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, upload_message_bytes=1 << 32)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with (
+        running({"d": TABLE}, writable=tmp_path, limits=limits) as server,
+        Http2Client(server.port) as client,
+    ):
+        stream = client.begin(f"{FLIGHT}/DoPut")
+        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), before[1]))
+        try:
+            client.send(frame(DATA, 0, stream, b"\0\xff\xff\xff\xff"))
+            headers = client.finish(stream)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+        assert headers["grpc-status"] == "8"
+        assert "no memory" in headers["grpc-message"]
+        check(server)
 
 
 def test_a_request_is_small_where_uploads_are_large(tmp_path: Path) -> None:
