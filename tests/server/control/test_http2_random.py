@@ -204,7 +204,7 @@ def attack(served: Running, seeds: range, caplog: pytest.LogCaptureFixture) -> N
 
 def test_random_frames_harm_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     with running({"d": TABLE}) as served:
-        attack(served, range(12), caplog)
+        attack(served, range(8), caplog)
 
 
 @pytest.mark.long
@@ -212,5 +212,5 @@ def test_many_random_frames_harm_nobody_else(
     caplog: pytest.LogCaptureFixture, tmp_path: Any
 ) -> None:
     with running({"d": TABLE}, writable=tmp_path) as served:
-        attack(served, range(12, 3000), caplog)
+        attack(served, range(8, 3000), caplog)
         put(served.client(), "up", TABLE)
