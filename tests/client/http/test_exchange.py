@@ -66,7 +66,6 @@ def refusal(parts: Iterable[bytes], **options: Any) -> SplitArrowError:
         ("406 Not Acceptable", InvalidRequestError, "INVALID_ARGUMENT"),
         ("500 Internal Server Error", RemoteError, "INTERNAL"),
         ("501 Not Implemented", RemoteError, "UNIMPLEMENTED"),
-        ("505 HTTP Version Not Supported", RemoteError, "INTERNAL"),
         ("503 Service Unavailable", UnavailableError, "UNAVAILABLE"),
     ],
 )

@@ -170,7 +170,7 @@ class Session:
 
 
 def find_all(kind: type[Any]) -> list[Any]:
-    return [found for found in gc.get_objects() if isinstance(found, kind)]
+    return [found for found in gc.get_objects() if issubclass(type(found), kind)]
 
 
 def is_idle(server: GrpcServer) -> bool:

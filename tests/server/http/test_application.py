@@ -166,7 +166,7 @@ def test_only_processes_that_serve_count(server: splitarrow.Server) -> None:
 
 
 def test_a_dataset_that_was_damaged_is_listed(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "data" / "0.arrow", pa.table({"n": [1]}))
+    path = write_file(tmp_path / "data" / "0.arrow", pa.table({"n": [1, 2]}), batch_rows=1)
     with splitarrow.serve({"data": path.parent}, http="http://127.0.0.1:0") as server:
         path.write_bytes(b"ARROW1 not really")
         (found,) = request_json(uri_of(server), "/v1/datasets")["datasets"]
