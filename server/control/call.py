@@ -120,7 +120,7 @@ def parse_message(message_type: Any, data: bytes | memoryview) -> Any:
         raise InvalidRequestError(f"the message is not a valid {name}") from None
 
 
-def read_field(message: bytes, field: int) -> bytes:
+def read_field(message: bytes | memoryview, field: int) -> bytes:
     """Return the last value of a protobuf field of bytes or text; empty if it is missing."""
     found = b""
     try:

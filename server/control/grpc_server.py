@@ -98,14 +98,14 @@ class Aborted(Exception):
 class Method:
     """A method of a service.
 
-    `serve` gets the request, or None if the client may send several, which it reads from the call.
-    It returns the response, or None if it has written several to the call.
+    `serve` reads the request from the call, or several. It returns the response, or None if it has
+    written several to the call.
     """
 
     __slots__ = ("reads_one", "serve")
 
     def __init__(
-        self, serve: Callable[[Any, ServerCall], Awaitable[bytes | None]], *, reads_one: bool
+        self, serve: Callable[[ServerCall], Awaitable[bytes | None]], *, reads_one: bool
     ) -> None:
         self.serve = serve
         self.reads_one = reads_one
@@ -115,12 +115,18 @@ class ServerCall:
     """One call of a client, which the task of its method reads from and writes to."""
 
     def __init__(
-        self, stream: Stream, peer: str, metadata: Mapping[str, str], max_bytes: int
+        self,
+        stream: Stream,
+        peer: str,
+        metadata: Mapping[str, str],
+        max_bytes: int,
+        request_seconds: float,
     ) -> None:
         self._stream = stream
         self._peer = peer
         self._metadata = metadata
         self._max_bytes = max_bytes
+        self._request_seconds = request_seconds
         self._scope = anyio.CancelScope()
         self._status: Aborted | None = None
         self._trailers: Headers = ()
@@ -162,6 +168,18 @@ class ServerCall:
             await checkpoint()  # the call is cancelled
         return message
 
+    async def read_request(self) -> bytes:
+        """Return the only message. End the call if it does not arrive in time."""
+        request = None
+        with anyio.move_on_after(self._request_seconds) as scope:
+            request = await self.read()
+        if scope.cancelled_caught:
+            text = f"the client sent no request for {self._request_seconds:g} s"
+            raise Aborted(StatusCode.UNAVAILABLE, text)
+        if request is None:
+            raise Aborted(StatusCode.INVALID_ARGUMENT, "the call has no request")
+        return bytes(request)
+
     def read_ready(self) -> memoryview | None:
         """Return the next message if it has arrived."""
         message = self._take()
@@ -202,12 +220,14 @@ class ServerCall:
 
     # What the server uses
 
-    async def run(self, method: Method, first_seconds: float) -> None:
+    async def run(self, method: Method) -> None:
         """Run a method to its end, and send its status."""
         status = Aborted(StatusCode.OK, "")
         try:
             with self._scope:
-                await self._serve(method, first_seconds)
+                response = await method.serve(self)
+                if response is not None:
+                    await self.write(response)
             if self._scope.cancel_called:
                 status = self._status or Aborted(StatusCode.CANCELLED, "the call was cancelled")
         except Aborted as error:
@@ -216,20 +236,6 @@ class ServerCall:
             get_logger("control").exception("call failed", peer=self._peer)
             status = Aborted(StatusCode.INTERNAL, "internal error; see the server's log")
         self._end(status)
-
-    async def _serve(self, method: Method, first_seconds: float) -> None:
-        request = None
-        if method.reads_one:
-            with anyio.move_on_after(first_seconds) as scope:
-                request = await self.read()
-            if scope.cancelled_caught:
-                text = f"the client sent no request for {first_seconds:g} s"
-                raise Aborted(StatusCode.UNAVAILABLE, text)
-            if request is None:
-                raise Aborted(StatusCode.INVALID_ARGUMENT, "the call has no request")
-        response = await method.serve(None if request is None else bytes(request), self)
-        if response is not None:
-            await self.write(response)
 
     def cancel(self, code: StatusCode, text: str) -> None:
         """End the call with a status from outside of its method."""
@@ -503,7 +509,7 @@ class GrpcServer:
         max_bytes = self._max_message_bytes
         if method is not None and method.reads_one:
             max_bytes = min(max_bytes, _MAX_REQUEST_BYTES)
-        call = ServerCall(stream, peer, metadata, max_bytes)
+        call = ServerCall(stream, peer, metadata, max_bytes, self._handshake_seconds)
         if metadata.get(":method") != "POST" or not metadata.get("content-type", "").startswith(
             "application/grpc"
         ):
@@ -526,7 +532,7 @@ class GrpcServer:
                 seconds, call.cancel, StatusCode.DEADLINE_EXCEEDED, "the deadline has passed"
             )
         try:
-            await call.run(method, self._handshake_seconds)
+            await call.run(method)
         finally:
             self._calls.discard(call)
             if not self._calls:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import anyio
 
 from ...errors import ExhaustedError, InvalidRequestError
 from .call import AddressCalls, read_field
-from .grpc_server import Method, ServerCall, StatusCode
+from .grpc_server import Aborted, Method, ServerCall, StatusCode
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _SERVICE_FIELD = 1
@@ -16,7 +19,7 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 class HealthService:
     """Serves Check and Watch, without authentication, for services and the server as a whole.
 
-    Only watches count as calls of their address: a Check ends at once.
+    A Check counts as a call of its address only until its request has arrived: it ends then.
     """
 
     def __init__(self, services: tuple[str, ...], address_calls: AddressCalls) -> None:
@@ -35,21 +38,31 @@ class HealthService:
             f"/{HEALTH_SERVICE}/Watch": Method(self._watch, reads_one=True),
         }
 
-    async def _check(self, request: bytes, context: ServerCall) -> bytes:
+    async def _check(self, context: ServerCall) -> bytes:
+        request = context.read_ready()
+        if request is None:
+            with self._count(context):
+                request = await context.read_request()
         name = await _parse_service(request, context)
         if name not in self._services:
             await context.abort(StatusCode.NOT_FOUND, f"no service {name[:80]!r}")
         return self._status()
 
-    async def _watch(self, request: bytes, context: ServerCall) -> None:
+    async def _watch(self, context: ServerCall) -> None:
+        with self._count(context):
+            await self._report_changes(context)
+
+    @contextmanager
+    def _count(self, context: ServerCall) -> Generator[None]:
+        """Count a call of its address while the context lasts."""
         try:
             with self._address_calls.count(context.peer()):
-                await self._report_changes(request, context)
+                yield
         except ExhaustedError as error:
-            await context.abort(StatusCode.RESOURCE_EXHAUSTED, error.message)
+            raise Aborted(StatusCode.RESOURCE_EXHAUSTED, error.message) from None
 
-    async def _report_changes(self, request: bytes, context: ServerCall) -> None:
-        name = await _parse_service(request, context)
+    async def _report_changes(self, context: ServerCall) -> None:
+        name = await _parse_service(await context.read_request(), context)
         known = name in self._services
         status = self._status()
         await context.write(status if known else _SERVICE_UNKNOWN)
@@ -62,7 +75,7 @@ class HealthService:
         return _NOT_SERVING if self._draining.is_set() else _SERVING
 
 
-async def _parse_service(request: bytes, context: ServerCall) -> str:
+async def _parse_service(request: bytes | memoryview, context: ServerCall) -> str:
     try:
         return read_field(request, _SERVICE_FIELD).decode()
     except (InvalidRequestError, UnicodeDecodeError):

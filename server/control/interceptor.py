@@ -59,9 +59,9 @@ class CallInterceptor:
         drains: it calls `Call.check_draining`.
         """
 
-        async def serve(request: Any, context: ServerCall) -> bytes | None:
+        async def serve(context: ServerCall) -> bytes | None:
             call = Call(context, self._server, _read_headers(context), ANYONE)
-            run = partial(self._run, call, handler, request, authenticates, for_reads)
+            run = partial(self._run, call, handler, reads_one, authenticates, for_reads)
             tracer = self._server.tracer
             if tracer is None:
                 return await run()
@@ -73,7 +73,7 @@ class CallInterceptor:
         return Method(serve, reads_one=reads_one)
 
     async def _run(
-        self, call: Call, handler: Handler, request: Any, authenticates: bool, for_reads: bool
+        self, call: Call, handler: Handler, reads_one: bool, authenticates: bool, for_reads: bool
     ) -> bytes | None:
         self._running += 1
         try:
@@ -82,7 +82,10 @@ class CallInterceptor:
                     raise UnavailableError("the server is draining")
                 if not authenticates:
                     call.principal = await self._server.access.authenticate(call.headers)
+                request = await call.context.read_request() if reads_one else None
                 return await handler(call, request)
+        except Aborted:
+            raise
         except Exception as error:
             errors = list(flatten_errors(error))
         finally:

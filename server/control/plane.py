@@ -166,9 +166,7 @@ def _reflect() -> dict[str, Method]:
     names = (FLIGHT_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
     servicer: Any = reflection.aio.ReflectionServicer(names)
 
-    async def serve(request: None, call: ServerCall) -> None:
-        del request
-
+    async def serve(call: ServerCall) -> None:
         async def requests() -> AsyncIterator[Any]:
             while (message := await call.read()) is not None:
                 yield parse_message(ServerReflectionRequest, message)
