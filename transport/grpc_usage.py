@@ -47,7 +47,7 @@ def import_grpc() -> None:
 
 
 class GrpcUsage:
-    """The objects of this process that use gRPC: channels and servers.
+    """The objects of this process that use gRPC: channels.
 
     `list_threads` returns the ids of gRPC's threads in this process, or None if they are unknown.
     """
@@ -73,7 +73,7 @@ class GrpcUsage:
             raise UsageError(
                 "this process was forked while its parent used gRPC, which can wait forever in "
                 "such a process: open a client in this process, and do not upload or use the "
-                "transport flight; or close all clients, iterators and servers before the fork; or "
+                "transport flight; or close all clients and iterators before the fork; or "
                 "start the process with multiprocessing_context='forkserver' or 'spawn'; or set "
                 "the variable GRPC_ENABLE_FORK_SUPPORT=1 before the parent starts"
             )

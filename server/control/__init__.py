@@ -1,4 +1,4 @@
 """The control plane: a Flight service over gRPC that returns locations of data, or the data itself.
 
-Importing this package does not import gRPC. Its modules do.
+It serves HTTP/2 itself, with h2, and needs no gRPC.
 """
