@@ -32,21 +32,21 @@ Buffers = Sequence[bytes | memoryview]
 
 _PIECE_BYTES = 1 << 20
 """The bytes of a file that are read at a time."""
-_TOTAL_BYTES = 8 << 20
-_CHUNKS_PER_STREAM = 2
+_TOTAL_BYTES = 16 << 20
 _MAX_CHUNK_BYTES = 2 << 20
 """The largest size of a chunk, each of which costs a switch between threads."""
 _MIN_CHUNK_BYTES = 64 << 10
 """The size of the first chunk, and of those of slow readers."""
-_MIN_SHARE_BYTES = 256 << 10
+_MIN_SHARE_BYTES = 512 << 10
+_MAX_STREAMS_AHEAD = 4
 _TOTAL_AHEAD_BYTES = 32 << 20
 
 
 class ReadAhead:
-    """Divides 8 MiB among the streams that a service sends now.
+    """Divides 16 MiB among the streams that a service sends now.
 
-    A stream holds two chunks of messages: it sends one while a worker thread prepares the other.
-    The stream of a slow reader holds one small chunk.
+    Each of a few streams holds two chunks of messages: it sends one while a worker thread prepares
+    the other. Each of many, and that of a slow reader, holds one.
 
     Examples
     --------
@@ -61,16 +61,17 @@ class ReadAhead:
 
     @property
     def chunk_bytes(self) -> int:
-        """The size at which a chunk is complete, in bytes: at least 256 KiB.
+        """The size at which a chunk is complete, in bytes: at least 512 KiB.
 
         Any thread may read it.
         """
-        share = _TOTAL_BYTES // (_CHUNKS_PER_STREAM * max(1, self._streams))
+        share = _TOTAL_BYTES // max(1, self._streams)
         return min(max(share, _MIN_SHARE_BYTES), _MAX_CHUNK_BYTES)
 
     def allows(self, nbytes: int) -> bool:
         """Return whether each stream may prepare a message of this size ahead."""
-        return nbytes * self._streams <= _TOTAL_AHEAD_BYTES
+        few = self._streams <= _MAX_STREAMS_AHEAD  # many keep threads and the event loop busy
+        return few and nbytes * self._streams <= _TOTAL_AHEAD_BYTES
 
     @contextmanager
     def stream(self) -> Generator[None]:
