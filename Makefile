@@ -94,9 +94,9 @@ bench-paired: $(VENV)/installed ## compare the processor time of HEAD with an ea
 COMMIT ?= HEAD~1
 
 .PHONY: bench-vortex
-bench-vortex: $(VENV)/installed-test ## measure Vortex beside LZ4 and ZSTD over links of several speeds; updates both pages
+bench-vortex: $(VENV)/installed-test ## measure Vortex beside LZ4 and ZSTD over links of several speeds; updates benchmarks/results.md
 	@$(BIN)/python -m splitarrow.benchmarks.studies.vortex \
-	    --markdown docs/benchmarks.md --markdown benchmarks/results.md $(ARGS)
+	    --markdown benchmarks/results.md $(ARGS)
 
 .PHONY: bench-spark
 bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's reads and writes; updates benchmarks/results.md

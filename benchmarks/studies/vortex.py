@@ -90,8 +90,6 @@ def _forward(source: socket.socket, target: socket.socket, rate: float) -> None:
 
 BEGIN = "<!-- vortex: begin -->"
 END = "<!-- vortex: end -->"
-SUMMARY_BEGIN = "<!-- vortex summary: begin -->"
-SUMMARY_END = "<!-- vortex summary: end -->"
 
 FORMATS = ("arrow", "lz4", "zstd", "vortex")
 LINKS = {"loopback": None, "10 Gbit/s": 1.25e9, "1 Gbit/s": 0.125e9}
@@ -309,26 +307,9 @@ def markdown_tables(figures: list[Figure]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary_table(figures: list[Figure]) -> str:
-    """Return the sizes on the wire and the rates over the loopback as one table in Markdown."""
-    known = {(each.table, each.format): each for each in figures if each.link == "loopback"}
-    sizes = [f"{each}, times smaller" for each in FORMATS[1:]]
-    lines = table_head(["table", *sizes, *(f"{each}, GB/s" for each in FORMATS)])
-    for table in dict.fromkeys(figure.table for figure in figures):
-        found = [known[table, each] for each in FORMATS]
-        cells = [f"{each.arrow_bytes / each.wire_bytes:.1f}" for each in found[1:]]
-        lines.append(table_row([table, *cells, *(f"{each.rate / 1e9:.2f}" for each in found)]))
-    return "\n".join(lines) + "\n"
-
-
 def save_markdown(figures: list[Figure], path: Path) -> None:
-    """Write the tables, or their summary, between the markers of a page."""
-    page = path.read_text()
-    if SUMMARY_BEGIN in page:
-        page = insert_between(SUMMARY_BEGIN, SUMMARY_END, summary_table(figures), page)
-    else:
-        page = insert_between(BEGIN, END, markdown_tables(figures), page)
-    path.write_text(page)
+    """Write the tables between the markers of a page."""
+    path.write_text(insert_between(BEGIN, END, markdown_tables(figures), path.read_text()))
 
 
 def main(arguments: list[str] | None = None) -> int:

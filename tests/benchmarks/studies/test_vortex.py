@@ -14,8 +14,6 @@ from splitarrow.benchmarks.studies.vortex import (
     END,
     FORMATS,
     LINKS,
-    SUMMARY_BEGIN,
-    SUMMARY_END,
     Figure,
     TokenBucket,
     linked,
@@ -23,7 +21,6 @@ from splitarrow.benchmarks.studies.vortex import (
     markdown_tables,
     measure_table,
     save_markdown,
-    summary_table,
 )
 
 
@@ -69,17 +66,11 @@ def test_the_tables_name_every_format_and_link(figures: list[Figure]) -> None:
     assert "0.50 + 0.25" in text
 
 
-def test_a_page_gets_all_tables_or_a_summary(figures: list[Figure], tmp_path: Path) -> None:
+def test_a_page_gets_all_tables(figures: list[Figure], tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     save_markdown(figures, page)
     assert page.read_text() == f"before\n{BEGIN}\n\n{markdown_tables(figures)}\n{END}\nafter\n"
-    page.write_text(f"before\n{SUMMARY_BEGIN}\nold\n{SUMMARY_END}\nafter\n")
-    save_markdown(figures, page)
-    assert page.read_text() == (
-        f"before\n{SUMMARY_BEGIN}\n\n{summary_table(figures)}\n{SUMMARY_END}\nafter\n"
-    )
-    assert "| t | 2.0 | 2.0 | 2.0 | 2.00 | 2.00 | 2.00 | 4.00 |" in page.read_text()
 
 
 @pytest.mark.long
