@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 GROUP_BYTES = 512 << 10
 """The largest size of a group of several messages, in bytes. A larger message has its own group."""
-ENCODED_GROUP_BYTES = 4 << 20
+ENCODED_GROUP_BYTES = 1 << 20
 """The largest size of a group of several messages that are encoded, in bytes."""
 
 

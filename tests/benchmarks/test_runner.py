@@ -49,6 +49,7 @@ def workers() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+@pytest.mark.long
 def test_backends_on_request_are_compared_with_their_peers(folder: Path) -> None:
     """TLS, DoGet and Parquet: each client checks every batch in the round that warms up."""
     pairs = {

@@ -112,6 +112,7 @@ def test_hoarded_leases_end_with_their_process(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["tcp+tls", "grpc+tls"])
+@pytest.mark.long
 def test_malformed_records_of_tls_end_their_connection(daemon: Daemon, scheme: str) -> None:
     uri = daemon.control_uri if scheme == "grpc+tls" else daemon.uri("a", scheme)
     with unharmed(daemon, "tcp"), attacking("send_tls_records", uri):

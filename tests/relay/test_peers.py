@@ -197,6 +197,7 @@ def test_a_relay_describes_itself(tmp_path: Path, upstream: Daemon, daemon: Star
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_eight_relays_share_one_upstream(
     tmp_path: Path, daemon: StartDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -212,6 +212,7 @@ def test_old_versions_are_kept_by_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_thousand_shards_can_be_read(tmp_path: Path) -> None:
     store = VersionStore(tmp_path / "data")
     publish(store, "job", *(numbers(n * 10) for n in range(1000)))

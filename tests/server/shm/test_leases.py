@@ -223,6 +223,7 @@ def test_batches_dropped_on_many_threads_are_all_freed(serve: Serve) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_hundred_thousand_leases_are_freed(serve: Serve) -> None:
     server = serve({"data": make_number_batches(100_000, 1)})
     stream = splitarrow.open(server.uri("data"))

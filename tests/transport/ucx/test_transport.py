@@ -374,6 +374,7 @@ def resident() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_hundreds_of_connections_leak_nothing() -> None:
     table = pa.table({"n": range(100)})
     with splitarrow.serve({"t": table}, listen=[ADDRESS], control=None) as server:
