@@ -32,7 +32,7 @@ Buffers = Sequence[bytes | memoryview]
 
 _PIECE_BYTES = 1 << 20
 """The bytes of a file that are read at a time."""
-_TOTAL_BYTES = 16 << 20
+_TOTAL_BYTES = 8 << 20
 _MAX_CHUNK_BYTES = 2 << 20
 """The largest size of a chunk, each of which costs a switch between threads."""
 _MIN_CHUNK_BYTES = 64 << 10
@@ -43,7 +43,7 @@ _TOTAL_AHEAD_BYTES = 32 << 20
 
 
 class ReadAhead:
-    """Divides 16 MiB among the streams that a service sends now.
+    """Divides 8 MiB among the streams that a service sends now.
 
     Each of a few streams holds two chunks of messages: it sends one while a worker thread prepares
     the other. Each of many, and that of a slow reader, holds one.
