@@ -160,7 +160,7 @@ async def _group_messages(
     nbytes = 0
     async for data in messages:
         together.append(data)
-        nbytes += len(data.body)
+        nbytes += len(data.header) + len(data.body)
         if nbytes >= _WRITE_BYTES or sender.statistics().tasks_waiting_receive:
             yield together
             together, nbytes = [], 0

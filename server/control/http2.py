@@ -47,6 +47,7 @@ _END_STREAM, _PADDED = 1, 8
 _STREAM_ID_MASK = _MAX_WINDOW = (1 << 31) - 1
 _WINDOW = struct.Struct(">BBBBBII")
 _HEAD = struct.Struct(">BBBBBI")
+_GOAWAY_FRAME = struct.Struct(">BBBBBIII")
 
 FIRST_WINDOW = 64 << 10
 """The bytes that a client may send on a stream before its handler has read a message."""
@@ -563,16 +564,18 @@ class Connection:
         """Tell the client to open no more streams on this connection."""
         if not self.is_closing and not self._is_closed:
             self.is_closing = True
-            last = self._h2.highest_inbound_stream_id
-            self._queue(_WINDOW.pack(0, 0, 8, _GOAWAY, 0, 0, last) + bytes(4))
-            self._flush()
+            self._send_goaway(ErrorCodes.NO_ERROR)
 
     def _fail(self, code: ErrorCodes) -> None:
         """Tell the client what it did wrong, and disconnect it."""
-        last = self._h2.highest_inbound_stream_id
-        self._queue(_WINDOW.pack(0, 0, 8, _GOAWAY, 0, 0, last) + struct.pack(">I", code))
-        self._flush()
+        self._send_goaway(code)
         self.abort()
+
+    def _send_goaway(self, code: ErrorCodes) -> None:
+        """Send GOAWAY, after which h2 itself would send nothing more."""
+        last = self._h2.highest_inbound_stream_id
+        self._queue(_GOAWAY_FRAME.pack(0, 0, 8, _GOAWAY, 0, 0, last, code))
+        self._flush()
 
     def abort(self) -> None:
         """Close the socket. Idempotent."""
