@@ -440,7 +440,7 @@ def test_an_upload_needs_more_than_the_windows(tmp_path: Path) -> None:
         (frame(DATA, 0, 99, b"x"), ErrorCodes.PROTOCOL_ERROR),
         (frame(DATA, 0, 0, b"x"), ErrorCodes.PROTOCOL_ERROR),
         (frame(DATA, PADDED, 1, b"\xff"), ErrorCodes.PROTOCOL_ERROR),
-        (frame(DATA, 0, 1, bytes(70_000)), ErrorCodes.FLOW_CONTROL_ERROR),
+        (frame(DATA, 0, 1, bytes(70_000))[:9], ErrorCodes.FLOW_CONTROL_ERROR),
         (b"\x20\0\0\0\0\0\0\0\x01", ErrorCodes.FRAME_SIZE_ERROR),
         (frame(SETTINGS, 0, 0, b"abc"), ErrorCodes.FRAME_SIZE_ERROR),
         (frame(HEADERS, END_HEADERS, 3, b"\xff\xff\xff\xff\xff\xff"), ErrorCodes.PROTOCOL_ERROR),
