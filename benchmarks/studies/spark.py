@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from ...errors import SplitArrowError, UsageError
 from ...formats.text import format_bytes
 from ..plot import check_plot, open_figure
+from ..statistics import format_interval, ratio_interval
 from ..tables import insert_between, table_head, table_row
 from .spark_run import (
     MAPPED,
@@ -68,8 +69,10 @@ def _rate_goals(figures: Figures) -> Iterator[Goal]:
         seconds = figures["seconds"]
         if job in seconds and peer in seconds:
             ratio = median(seconds[peer]) / median(seconds[job])
+            interval = format_interval(ratio_interval(seconds[peer], seconds[job]))
             goal = "" if least is None else f"at least {least:.1f}"
-            yield Goal(name, f"{ratio:.2f}", goal, least is None or ratio >= least)
+            text = f"{ratio:.2f} ({interval})"
+            yield Goal(name, text, goal, least is None or ratio >= least)
 
 
 def _size_goals(figures: Figures) -> Iterator[Goal]:
