@@ -1,0 +1,363 @@
+"""The clients of a run: each uses the product as a user would, and checks what it gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+import splitarrow
+from splitarrow.client.cluster.publication import publish_shards
+from splitarrow.errors import (
+    DeniedError,
+    ExhaustedError,
+    NotFoundError,
+    RemoteError,
+    SplitArrowError,
+)
+
+from .clock import SimulationError, World
+from .cluster import Cluster, Host
+from .history import Job, Selection, State, find_rows, make_rows
+from .network import Network
+from .processes import Process
+
+_STALL_SECONDS = 6.0
+_LONGEST_SECONDS = _STALL_SECONDS + 5.0
+"""The longest wait for a batch: `stall_timeout` and `RETRY_SECONDS`."""
+_SLACK_SECONDS = 1.5
+_ROWS = (0, 1, 40, 500, 5000)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorPlan:
+    """A client: what it does, with which dataset, how often, from which seed."""
+
+    kind: str
+    dataset: str
+    host: int
+    steps: int
+    seed: int
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Actor:
+    """A client process."""
+
+    def __init__(self, cluster: Cluster, number: int, plan: ActorPlan) -> None:
+        self.cluster = cluster
+        self.plan = plan
+        self.random = Random(plan.seed)
+        self.host: Host = cluster.hosts[plan.host % len(cluster.hosts)]
+        self.process = Process(f"{plan.kind} {number}", f"10.0.1.{number + 1}")
+        self.principal = plan.dataset.partition("-")[0]
+        if self.principal not in ("alice", "bob"):
+            self.principal = "alice"
+
+    def start(self) -> None:
+        """Start the process."""
+        self.process.start(lambda: KINDS[self.plan.kind](self))
+
+    def connect(self, host: Host | None = None, **options: Any) -> Any:
+        """Return a client of a daemon."""
+        uri = (host or self.host).uri
+        return splitarrow.connect(uri, self.cluster.token(self.principal), **options)
+
+    def think(self) -> None:
+        """Wait a little."""
+        time.sleep(self.random.choice((0.0, 0.001, 0.05, 0.5)))
+
+    def record(self, event: str) -> None:
+        """Add an event to the story."""
+        World.current.record(event, self.process.name)
+
+    def expect_error(self, error: SplitArrowError, since: float, may_fail: bool = False) -> None:
+        """Raise if a call must not have failed."""
+        self.record(f"{type(error).__name__}: {error}")
+        cluster = self.cluster
+        if not (may_fail or cluster.is_faulty or cluster.last_fault >= since):
+            raise SimulationError(
+                f"{self.process.name} failed without a fault: {type(error).__name__}: {error}"
+            ) from error
+
+
+def draw_job(random: Random, number: int, shards: int | None = None) -> Job:
+    """Return a job with random numbers of rows."""
+    count = random.randrange(1, 4) if shards is None else shards
+    return Job(number, tuple(random.choice(_ROWS) for _ in range(count)))
+
+
+def _slice(random: Random, table: pa.Table) -> pa.RecordBatchReader:
+    size = random.choice((7, 100, 10_000)) if table.num_rows < 1000 else 1000
+    return pa.RecordBatchReader.from_batches(
+        table.schema, iter(table.to_batches(max_chunksize=size))
+    )
+
+
+def upload(actor: Actor) -> None:
+    """Upload a dataset again and again, and drop it now and then."""
+    history, random = actor.cluster.history(actor.plan.dataset), actor.random
+    for step in range(actor.plan.steps):
+        since = World.current.now
+        job = draw_job(random, step + 1, 1)
+        drops = step > 0 and random.random() < 0.2
+
+        def change(_: State, job: Job = job, drops: bool = drops) -> State:
+            return None if drops else (job,)
+
+        history.begin(change)
+        try:
+            with actor.connect() as client:
+                if drops:
+                    client.drop(history.name)
+                else:
+                    rows = make_rows(job.number, 0, job.shards[0])
+                    client.put(history.name, _slice(random, rows))
+            history.acknowledge(change)
+            actor.record(f"{'dropped' if drops else f'uploaded job {job.number} to'} {history.name}")
+        except NotFoundError as error:
+            actor.expect_error(error, since, drops and None in history.possible)
+        except SplitArrowError as error:
+            actor.expect_error(error, since, _may_be_full(actor, error))
+        actor.think()
+
+
+def publish(actor: Actor) -> None:
+    """Publish versions, shard by shard. A job that fails is repeated until it is done."""
+    history, random = actor.cluster.history(actor.plan.dataset), actor.random
+    is_cluster = bool(actor.plan.options.get("replicas"))
+    hosts = actor.cluster.origins if is_cluster else [actor.host]
+    for step in range(actor.plan.steps):
+        job = draw_job(random, step + 1)
+        appends = step > 0 and random.random() < 0.5
+
+        def change(state: State, job: Job = job, appends: bool = appends) -> State:
+            if state is not None and job in state:
+                return state
+            return (*(state or ()), job) if appends else (job,)
+
+        history.begin(change)
+        tables = [make_rows(job.number, index, rows) for index, rows in enumerate(job.shards)]
+        mode = "append" if appends else "overwrite"
+        for _ in range(40):
+            since = World.current.now
+            try:
+                if is_cluster:
+                    publish_shards(
+                        history.name,
+                        [lambda table=table: table for table in tables],
+                        [host.uri for host in hosts],
+                        job=f"job-{job.number}",
+                        mode=mode,
+                        replicas=min(2, len(hosts)),
+                        token=actor.cluster.token(actor.principal),
+                        connect_timeout=5.0,
+                        timeout=20.0,
+                    )
+                else:
+                    _publish_shards(actor, history.name, job, tables, mode)
+            except SplitArrowError as error:
+                actor.expect_error(error, since, _may_be_full(actor, error))
+                time.sleep(random.uniform(0.1, 3.0))
+                continue
+            history.acknowledge(change)
+            actor.record(f"published job {job.number} ({mode}) of {history.name}")
+            break
+        else:
+            raise SimulationError(f"job {job.number} of {history.name} could not be published")
+        actor.think()
+
+
+def _publish_shards(
+    actor: Actor, name: str, job: Job, tables: list[pa.Table], mode: str
+) -> None:
+    with actor.connect() as client:
+        for ordinal, table in enumerate(tables):
+            batches = _slice(actor.random, table)
+            client.put_shard(name, batches, job=f"job-{job.number}", ordinal=ordinal)
+        client.publish(name, job=f"job-{job.number}", ordinals=range(len(tables)), mode=mode)
+
+
+def _may_be_full(actor: Actor, error: SplitArrowError) -> bool:
+    settings = actor.host.plan.settings
+    return isinstance(error, ExhaustedError) and "writable_bytes" in settings
+
+
+def draw_selection(random: Random) -> Selection:
+    """Return what a read selects."""
+    if random.random() < 0.5:
+        return Selection()
+    columns = random.choice((None, ("job", "n"), ("text", "n"), ("n",)))
+    below = random.choice((None, None, 0, 30, 2500))
+    limit = random.choice((None, None, 1, 450))
+    return Selection(columns, below, limit)
+
+
+def read(actor: Actor) -> None:
+    """Read a dataset with changing options, and compare the rows with the history."""
+    history, random, world = actor.cluster.history(actor.plan.dataset), actor.random, World.current
+    is_cluster = bool(actor.plan.options.get("replicas"))
+    is_stale = actor.host.plan.is_relay
+    for _ in range(actor.plan.steps):
+        since = world.now
+        selection = draw_selection(random)
+        options: dict[str, Any] = {
+            "transport": random.choice(("auto", "auto", "tcp", "flight")),
+            "stall_timeout": _STALL_SECONDS,
+            "prefetch_bytes": random.choice((None, 0, 1 << 16)),
+            "connect_timeout": 3.0,
+            "parallel": random.choice((1, 4)),
+        }
+        if random.random() < 0.2:
+            options["compression"] = random.choice(("lz4", "zstd"))
+        leaves = random.random() < 0.15
+        pause = random.choice((0.0, 0.0, 0.0, 0.3))
+        try:
+            uris = [host.uri for host in actor.cluster.origins]
+            token = actor.cluster.token(actor.principal)
+            source: Any = uris if is_cluster else actor.host.uri
+            batches: list[pa.RecordBatch] = []
+            with splitarrow.connect(source, token, connect_timeout=5.0, timeout=10.0) as client:
+                with client.read(history.name, **selection.arguments(), **options) as stream:
+                    schema = stream.schema
+                    while True:
+                        begin = world.now
+                        try:
+                            batch = next(stream, None)
+                        finally:
+                            _check_wait(actor, world.now - begin)
+                        if batch is None:
+                            break
+                        batches.append(batch)
+                        if pause:
+                            time.sleep(pause)
+                        if leaves:
+                            break
+            if leaves:
+                actor.record(f"left a read of {history.name}")
+            else:
+                table = pa.Table.from_batches(batches, schema).combine_chunks()
+                if is_stale:
+                    since = float("-inf")
+                history.check_read(table, selection, since)
+                actor.record(f"read {table.num_rows} rows of {history.name}, {selection}")
+        except NotFoundError as error:
+            allowed = is_stale or None in history.list_possible(since)
+            actor.expect_error(error, since, allowed)
+        except ExhaustedError as error:
+            limit = actor.host.plan.settings.get("max_streams_per_principal")
+            actor.expect_error(error, since, limit is not None)
+        except RemoteError as error:
+            changed = len(history.list_possible(since)) > 1
+            actor.expect_error(error, since, changed or is_stale)
+        except SplitArrowError as error:
+            actor.expect_error(error, since, is_stale)
+        actor.think()
+
+
+def _check_wait(actor: Actor, seconds: float) -> None:
+    if actor.process.was_paused:
+        return
+    if seconds > _LONGEST_SECONDS + _SLACK_SECONDS:
+        raise SimulationError(f"{actor.process.name} waited {seconds:.1f} s for a batch")
+
+
+def intrude(actor: Actor) -> None:
+    """Try what only the owner of a dataset may do."""
+    name, random = actor.plan.dataset, actor.random
+    other = "bob" if actor.principal == "alice" else "alice"
+    token = actor.cluster.token(other)
+    attempts: list[Callable[[Any], object]] = [
+        lambda client: client.read(name).read_all(),
+        lambda client: client.info(name),
+        lambda client: client.schema(name),
+        lambda client: client.put(name, make_rows(999, 0, 3)),
+        lambda client: client.drop(name),
+        lambda client: client.put_shard(name, make_rows(999, 0, 3), job="intruder", ordinal=0),
+        lambda client: client.publish(name, job="job-1", ordinals=[0]),
+        lambda client: client.discard(name, "job-1"),
+    ]
+    for _ in range(actor.plan.steps):
+        since = World.current.now
+        try:
+            with splitarrow.connect(actor.host.uri, token) as client:
+                with suppress(NotFoundError, DeniedError):
+                    random.choice(attempts)(client)
+                    raise SimulationError(f"{other} may use {name}")
+                if name in [info.name for info in client.datasets()]:
+                    raise SimulationError(f"{other} sees {name}")
+                if any(each["dataset"] == name for each in client.status()["streams"]):
+                    raise SimulationError(f"{other} sees the streams of {name}")
+        except SplitArrowError as error:
+            actor.expect_error(error, since)
+        actor.think()
+
+
+def hold(actor: Actor) -> None:
+    """Begin reads and do not go on with them, until the process ends."""
+    history, random = actor.cluster.history(actor.plan.dataset), actor.random
+    since = World.current.now
+    streams: list[Any] = []
+    try:
+        with actor.connect() as client:
+            for _ in range(actor.plan.steps):
+                transport = random.choice(("tcp", "flight"))
+                stream = client.read(history.name, transport=transport, prefetch_bytes=0)
+                stream.__enter__()
+                streams.append(stream)
+                next(stream, None)
+            time.sleep(random.uniform(0.0, 20.0))
+    except SplitArrowError as error:
+        actor.expect_error(error, since, True)
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+def check_final(actor: Actor) -> None:
+    """Read every dataset once all faults are over: it has a state that is possible now."""
+    world, cluster = World.current, actor.cluster
+    for name, history in sorted(cluster.histories.items()):
+        actor.principal = "bob" if name.startswith("bob") else "alice"
+        hosts = cluster.hosts if len(cluster.hosts) == 1 else [actor_host(cluster, name)]
+        if any(host.plan.is_relay for host in cluster.hosts):
+            hosts = [*hosts, *(host for host in cluster.hosts if host.plan.is_relay)]
+        for host in hosts:
+            source: Any = host.uri
+            if name in cluster.replicated and not host.plan.is_relay:
+                source = [each.uri for each in cluster.origins]
+            try:
+                with splitarrow.connect(source, cluster.token(actor.principal)) as client:
+                    table = client.read(name).read_all().combine_chunks()
+                history.check_read(table, Selection(), world.now)
+                actor.record(f"finally read {table.num_rows} rows of {name} at {host.name}")
+            except NotFoundError as error:
+                if None not in history.possible:
+                    raise SimulationError(f"{name} is lost at {host.name}: {error}") from error
+                actor.record(f"{name} does not exist at {host.name}")
+            except SplitArrowError as error:
+                raise SimulationError(
+                    f"{name} cannot be read at {host.name} after all faults: {error}"
+                ) from error
+
+
+def actor_host(cluster: Cluster, name: str) -> Host:
+    """Return the host to which the writer of a dataset writes."""
+    return cluster.hosts[cluster.owners[name]]
+
+
+KINDS: dict[str, Callable[[Actor], None]] = {
+    "upload": upload,
+    "publish": publish,
+    "read": read,
+    "intrude": intrude,
+    "hold": hold,
+    "check": check_final,
+}
+
+UNUSED = (Network, find_rows)

@@ -1,0 +1,289 @@
+"""The daemons of a run, the clients' side of it, and what has to be true.
+
+`Cluster` starts, kills and restarts daemons and relays, and checks what they hold at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from splitarrow.client.tokens import parse_token
+from splitarrow.errors import SplitArrowError
+from splitarrow.protocol.uri import DataUri
+from splitarrow.relay.relay import Relay, RelayOptions
+from splitarrow.server.auth.access_control import AccessControl
+from splitarrow.server.catalog.catalog import open_catalog
+from splitarrow.server.config import Configuration, Settings
+from splitarrow.server.daemon import Daemon
+
+from . import disk
+from .clock import EventLoop, SimulationError, World
+from .disk import Disk
+from .history import History
+from .network import Network
+from .processes import Process
+
+PRINCIPALS = ("alice", "bob")
+_TOKENS = {name: f"token-of-{name}-0123456789" for name in (*PRINCIPALS, "operator")}
+_GROUP_BYTES = 512 << 10
+"""What a stream may hold beyond its share: the group that it sends."""
+_QUIET_SECONDS = 75.0
+"""The time after the last fault in which reads may still fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonPlan:
+    """A daemon, or a relay of the other daemons."""
+
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    is_relay: bool = False
+
+
+class Host:
+    """A host with a daemon, which may start several times."""
+
+    def __init__(self, cluster: Cluster, number: int, plan: DaemonPlan) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.plan = plan
+        self.name = f"relay {number}" if plan.is_relay else f"daemon {number}"
+        self.address = f"10.0.0.{number + 1}"
+        self.uri = f"grpc://{self.address}:8815"
+        self.disk = Disk(cluster.folder / f"host{number}")
+        self.process: Process | None = None
+        self.daemon: Daemon | None = None
+        self.starts = 0
+        self.has_stopped = False
+        """Whether the daemon has ended by itself."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs, or is stopped."""
+        return self.process is not None and not self.process.is_done
+
+    def start(self) -> None:
+        """Start the daemon."""
+        if self.is_running:
+            return
+        self.starts += 1
+        name = self.name if self.starts == 1 else f"{self.name}, start {self.starts}"
+        self.process = Process(name, self.address)
+        self.has_stopped = False
+        World.current.record("starts", self.name)
+        self.process.start(self._serve)
+
+    def _serve(self) -> None:
+        folder = Path(self.disk.folder)
+        given: dict[str, Any] = {
+            "listen": (f"tcp://{self.address}:7001",),
+            "control": self.uri,
+            "insecure": True,
+            "poll_seconds": 2.0,
+            "drain_seconds": 20.0,
+            **self.plan.settings,
+        }
+        if self.plan.is_relay:
+            given |= {"object_cache": folder / "cache" / "objects"}
+        else:
+            given |= {"writable": folder / "uploads"}
+        if self.cluster.has_tokens:
+            path = folder / "tokens.toml"
+            path.write_text(_format_tokens())  # as an administrator would
+            given |= {"token_file": path}
+        try:
+            settings = Settings(**given)
+            with open_catalog({}, settings) as catalog:
+                if not self.plan.is_relay:
+                    self._run(Daemon(catalog, settings, configuration=Configuration()), None)
+                    return
+                upstreams = tuple(DataUri.parse(host.uri) for host in self.cluster.origins)
+                token = parse_token(_TOKENS["operator"]) if self.cluster.has_tokens else None
+                options = RelayOptions(upstreams, folder / "cache", token)
+                with closing(Relay(options, settings)) as relay:
+                    relay.start(catalog)
+                    access = AccessControl.from_settings(settings, identify=relay.identify)
+                    daemon = Daemon(catalog, settings, access=access)
+                    relay.attach(daemon)
+                    self._run(daemon, relay)
+        except (SplitArrowError, OSError) as error:
+            World.current.record(f"ends: {error}")
+            if not self.cluster.is_faulty:
+                raise
+
+    def _run(self, daemon: Daemon, relay: Relay | None) -> None:
+        async def run() -> None:
+            daemon.bind()
+            async with anyio.create_task_group() as tasks:
+                if relay is not None:
+                    tasks.start_soon(relay.run)
+                await daemon.run()
+                tasks.cancel_scope.cancel()
+
+        self.daemon = daemon
+        anyio.run(run, backend_options={"loop_factory": EventLoop})
+        self.has_stopped = True
+        disk.release_locks(Process.current())
+        World.current.record("has ended")
+
+    def kill(self, *, power: bool) -> None:
+        """Kill the daemon; with `power`, the host loses what is not durable."""
+        if self.process is None or not self.is_running:
+            return
+        self.process.kill(power=power)
+        disk.release_locks(self.process)
+        if power:
+            self.disk.lose_power()
+
+    def call(self, function: Callable[[Daemon], object]) -> None:
+        """Call a function on the event loop of the daemon, if it runs."""
+        daemon = self.daemon
+        if self.is_running and daemon is not None and hasattr(daemon, "loop"):
+            daemon.loop.call_soon_threadsafe(function, daemon)
+
+
+class Cluster:
+    """The hosts, the datasets and their histories."""
+
+    def __init__(self, plans: list[DaemonPlan], folder: Path, *, has_tokens: bool) -> None:
+        self.folder = folder
+        self.has_tokens = has_tokens
+        self.histories: dict[str, History] = {}
+        self.last_fault = float("-inf")
+        self.faults = 0
+        """The number of faults that last."""
+        self.owners: dict[str, int] = {}
+        """The host to which the writer of each dataset writes."""
+        self.replicated: set[str] = set()
+        self.hosts = [Host(self, number, plan) for number, plan in enumerate(plans)]
+
+    @property
+    def origins(self) -> list[Host]:
+        """The hosts that have the data."""
+        return [host for host in self.hosts if not host.plan.is_relay]
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether calls may fail now."""
+        return self.faults > 0 or World.current.now < self.last_fault + _QUIET_SECONDS
+
+    def note_fault(self) -> None:
+        """Record that something has just failed."""
+        self.last_fault = World.current.now
+
+    def token(self, principal: str) -> str | None:
+        """Return the token of a principal; None if the daemons require none."""
+        return _TOKENS[principal] if self.has_tokens else None
+
+    def history(self, name: str) -> History:
+        """Return the history of a dataset."""
+        if name not in self.histories:
+            self.histories[name] = History(name)
+        return self.histories[name]
+
+    # What is checked
+
+    def check_step(self) -> None:
+        """Check what must be true at any time."""
+        for host in self.hosts:
+            daemon = host.daemon
+            if daemon is None or not host.is_running:
+                continue
+            limit = daemon.settings.stream_memory
+            held = daemon.context.memory.held
+            if held > limit + _GROUP_BYTES * daemon.context.memory._streams:
+                raise SimulationError(f"{host.name} holds {held} bytes of {limit}")
+            most = daemon.settings.max_streams_per_principal
+            if most is not None:
+                for principal, count in daemon.context.usage.streams._counts.items():
+                    if count > most:
+                        raise SimulationError(f"{principal} reads {count} streams of {most}")
+
+    def is_idle(self) -> bool:
+        """Return whether all daemons run, and hold nothing for clients."""
+        return all(
+            host.is_running
+            and (host.address, 8815) in Network.current.listening
+            and host.daemon is not None
+            and not _list_held(host)
+            for host in self.hosts
+        )
+
+    def check_idle(self) -> None:
+        """Check that the daemons hold nothing once all clients are gone."""
+        for host in self.hosts:
+            daemon = host.daemon
+            if daemon is None or not host.is_running:
+                raise SimulationError(f"{host.name} does not run")
+            left = _list_held(host)
+            if left:
+                raise SimulationError(f"{host.name} still holds {left}")
+            values = _list_values(daemon)
+            self._check_metrics(host, values)
+            self._check_uploads(host)
+
+    def _check_metrics(self, host: Host, values: dict[str, float]) -> None:
+        metrics = host.daemon.metrics if host.daemon is not None else None
+        assert metrics is not None
+        started = sum(metrics.started_streams.values())
+        ended = sum(metrics.ended_streams.values())
+        if started != ended:
+            raise SimulationError(f"{host.name} began {started} streams, and {ended} ended")
+        if values["connections_total"] < values["connections"]:
+            raise SimulationError(f"{host.name} counts its connections wrongly")
+
+    def _check_uploads(self, host: Host) -> None:
+        folder = Path(host.disk.folder, "uploads")
+        if host.plan.is_relay or not folder.is_dir():
+            return
+        left = [path.name for path in folder.iterdir() if path.name.startswith(".upload-")]
+        if left:
+            raise SimulationError(f"{host.name} has left {left}")
+
+    def find_open_sockets(self, host: Host) -> int:
+        """Return how many connections the process of a host has."""
+        ends = Network.current.ends.values()
+        return sum(end.process is host.process for end in ends)
+
+
+def _list_held(host: Host) -> dict[str, float]:
+    """Return what a daemon still holds for clients."""
+    daemon = host.daemon
+    assert daemon is not None
+    context, values = daemon.context, _list_values(daemon)
+    found = {
+        "streams": len(list(context.streams)),
+        "sessions": len(daemon._sessions),
+        "bytes of messages": context.memory.held,
+        "streams that share memory": context.memory._streams,
+        "streams of principals": len(list(context.usage.streams)),
+        "addresses": len(list(context.usage.addresses)),
+        "threads": daemon._thread_shares._used.total(),
+        "reads": bool(context.reads),
+        "leases": values["leases"],
+        "connections": values["connections"],
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _list_values(daemon: Daemon) -> dict[str, float]:
+    return {name: float(value) for name, value in daemon.stats().items()}
+
+
+def _format_tokens() -> str:
+    entries: list[str] = []
+    for name in PRINCIPALS:
+        entries.append(
+            f'[[tokens]]\nname = "{name}"\ntoken = "{_TOKENS[name]}"\n'
+            f'datasets = ["{name}-*", "shared-*"]\nwrite = ["{name}-*", "shared-*"]\n'
+        )
+    entries.append(
+        f'[[tokens]]\nname = "operator"\ntoken = "{_TOKENS["operator"]}"\n'
+        'datasets = ["*"]\nwrite = ["*"]\n'
+    )
+    return "\n".join(entries)

@@ -1,0 +1,349 @@
+"""Runs plans: a run, the fork for each of them, the shrinking of one that fails."""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import hashlib
+import os
+import pickle
+import shutil
+import sys
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import disk, setup
+from .actors import Actor, ActorPlan
+from .clock import FIRST_SECONDS, SimulationError, Thread, World
+from .cluster import Cluster
+from .network import Network
+from .processes import Process
+from .scenarios import Fault, Plan, draw_plan, list_smaller
+
+_FOLDER = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp")
+_LIMIT_SECONDS = 1500.0
+_IDLE_SECONDS = 40.0
+_FOLLOW_SECONDS = 10.0
+"""The time in which a relay has to follow its upstream."""
+_DRAIN_SECONDS = 60.0
+_MAX_SHRINKS = 120
+_REAL_SECONDS = 10
+"""The time after which a run has taken a real lock, or does not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run was."""
+
+    seed: int
+    digest: str
+    """Identifies the trace."""
+    seconds: float
+    """The time that passed in the simulation."""
+    steps: int
+    error: str | None = None
+    """Why it failed; None if it did not."""
+    story: tuple[tuple[float, str, str], ...] = ()
+    """Time, actor, event."""
+    scenario: str = ""
+
+
+class Run:
+    """One run of a plan, in a process of its own."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        self.world = World.current = World(plan.seed)
+        self.network = Network.current = Network(self.world)
+        for name, value in plan.network.items():
+            setattr(self.network, name, value)
+        self.world.folder = str(folder)
+        disk.reset()
+        Process.by_address.clear()
+        Thread.all_threads.clear()
+        self.cluster = Cluster(list(plan.daemons), folder, has_tokens=plan.has_tokens)
+        self.network.on_break = self.cluster.note_fault
+        for number, actor in enumerate(plan.actors):
+            if actor.kind in ("upload", "publish"):
+                self.cluster.owners[actor.dataset] = actor.host
+            if actor.options.get("replicas"):
+                self.cluster.replicated.add(actor.dataset)
+        self.actors = [Actor(self.cluster, n, actor) for n, actor in enumerate(plan.actors)]
+
+    def run(self) -> None:
+        """Run the plan; raise `SimulationError` if something is not as it must be."""
+        world, cluster = self.world, self.cluster
+        world.after_step = cluster.check_step
+        for host in cluster.hosts:
+            host.start()
+        if any(host.plan.is_relay for host in cluster.hosts):
+            cluster.note_fault()  # a relay may start before its upstream
+        break_share, self.network.break_share = self.network.break_share, 0.0
+        self._wait_ready()
+        self.network.break_share = break_share
+        for host in cluster.hosts:
+            host.disk.failing_share = self.plan.failing_share
+        if self.plan.failing_share or self.network.break_share:
+            cluster.faults += 1
+        for fault in self.plan.faults:
+            self._schedule(fault)
+        for actor in self.actors:
+            actor.start()
+        last = max((fault.at + fault.seconds for fault in self.plan.faults), default=0.0)
+        end = world.now + last + 0.1
+        self.is_over = False
+        world.call_at(end, self._end_faults)
+        world.run(lambda: self.is_over, _LIMIT_SECONDS)
+        world.run(lambda: all(each.process.is_done for each in self.actors), _LIMIT_SECONDS)
+        self._wait_idle()
+        checker = Actor(cluster, 99, ActorPlan("check", "alice-x", 0, 1, 0))
+        checker.start()
+        world.run(lambda: checker.process.is_done, _LIMIT_SECONDS)
+        self._wait_idle()
+        cluster.check_idle()
+        for host in cluster.hosts:
+            host.call(lambda daemon: daemon.drain())
+        world.run(lambda: all(host.has_stopped for host in cluster.hosts), _DRAIN_SECONDS)
+        for host in cluster.hosts:
+            if not host.plan.is_relay and (count := cluster.find_open_sockets(host)):
+                raise SimulationError(f"{host.name} left {count} connections open")
+
+    def _wait_ready(self) -> None:
+        """Wait until the daemons listen."""
+        hosts = self.cluster.hosts
+        self.world.run(
+            lambda: all((host.address, 8815) in self.network.listening for host in hosts),
+            _LIMIT_SECONDS,
+        )
+
+    def _wait_idle(self) -> None:
+        """Wait until all daemons run and hold nothing, but not too long."""
+        now = self.world.now
+        has_relay = any(host.plan.is_relay for host in self.cluster.hosts)
+        begin, end = now + (_FOLLOW_SECONDS if has_relay else 0.0), now + _IDLE_SECONDS
+        self.is_over = False
+
+        def look() -> None:
+            is_idle = self.world.now >= begin and self.cluster.is_idle()
+            self.is_over = is_idle or self.world.now >= end
+            if not self.is_over:
+                self.world.call_later(0.5, look)
+
+        look()
+        self.world.run(lambda: self.is_over, _LIMIT_SECONDS)
+
+    def _schedule(self, fault: Fault) -> None:
+        world, cluster = self.world, self.cluster
+        host = cluster.hosts[fault.target % len(cluster.hosts)]
+        actor = self.actors[fault.target % len(self.actors)]
+        restart = host.start
+
+        def begin() -> None:
+            cluster.note_fault()
+            undo = None
+            match fault.kind:
+                case "break":
+                    self.network.break_one()
+                case "cut":
+                    self.network.cut_link(host.address, actor.process.address)
+                    undo = self.network.heal
+                case "kill" | "power":
+                    host.kill(power=fault.kind == "power")
+                    self._settle(host)
+                    undo = restart
+                case "pause":
+                    if host.process is not None and host.is_running:
+                        host.process.pause()
+                        undo = host.process.resume
+                case "full":
+                    host.disk.is_full = True
+                    world.record("its disk is full", host.name)
+
+                    def undo() -> None:
+                        host.disk.is_full = False
+
+                case "drain":
+                    host.call(lambda daemon: daemon.drain())
+                    world.record("is asked to end", host.name)
+                    undo = restart
+                case "jump":
+                    if host.process is not None:
+                        host.process.jump_clock(fault.amount)
+                case "kill client":
+                    if not actor.process.is_done:
+                        actor.process.kill()
+                case "pause client":
+                    actor.process.pause()
+                    actor.process.was_paused = True
+                    undo = actor.process.resume
+                case "cancel":
+                    host.call(_cancel_all)
+                    world.record("an operator cancels all streams", host.name)
+                case _:
+                    pass
+            if undo is not None:
+                cluster.faults += 1
+                world.call_later(fault.seconds, lambda: end(undo))
+
+        def end(undo: object) -> None:
+            cluster.faults -= 1
+            cluster.note_fault()
+            undo()  # pyright: ignore
+
+        world.call_later(fault.at, begin)
+
+    def _settle(self, host: object) -> None:
+        for name, owner in self.cluster.owners.items():
+            if self.cluster.hosts[owner % len(self.cluster.hosts)] is host:
+                if name not in self.cluster.replicated:
+                    self.cluster.history(name).settle()
+
+    def _end_faults(self) -> None:
+        """Let everything work again."""
+        self.world.record("all faults are over", "simulation")
+        self.network.heal()
+        if self.plan.failing_share or self.network.break_share:
+            self.cluster.faults -= 1
+            self.cluster.note_fault()
+        self.network.break_share = 0.0
+        for host in self.cluster.hosts:
+            host.disk.is_full, host.disk.failing_share = False, 0.0
+            if host.process is not None:
+                host.process.resume()
+        for actor in self.actors:
+            actor.process.resume()
+        self._keep_running()
+        self.is_over = True
+
+    def _keep_running(self) -> None:
+        """Start the daemons again that have been drained, as a service manager does."""
+        for host in self.cluster.hosts:
+            if not self.is_done:
+                host.start()
+        if not self.is_done:
+            self.world.call_later(1.0, self._keep_running)
+
+    is_done = False
+
+
+def _cancel_all(daemon: object) -> None:
+    for stream in daemon.streams:  # pyright: ignore
+        stream.cancel()
+
+
+def run_plan(plan: Plan) -> Result:
+    """Run a plan in this process."""
+    # The name must not depend on the process: it is part of what the run is a function of.
+    folder = _FOLDER / "splitarrow-simulation" / f"{plan.seed:020d}"
+    folder.parent.mkdir(exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        return _run_plan(plan, folder)
+
+
+def _run_plan(plan: Plan, folder: Path) -> Result:
+    shutil.rmtree(folder, ignore_errors=True)
+    error: str | None = None
+    run = Run(plan, folder)
+    try:
+        run.run()
+    except SimulationError as failure:
+        error = str(failure)
+    except BaseException as failure:
+        error = "".join(traceback.format_exception(failure))
+    finally:
+        run.is_done = True
+    events = tuple(run.world.events)
+    digest = hashlib.sha256(repr((events, run.world.steps)).encode()).hexdigest()[:16]
+    shutil.rmtree(folder, ignore_errors=True)
+    seconds = run.world.now - FIRST_SECONDS
+    return Result(plan.seed, digest, seconds, run.world.steps, error, events, plan.scenario)
+
+
+def run_apart(plan: Plan, *, tells: bool = False) -> Result:
+    """Run a plan in a fork of this process, so that runs share nothing."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        faulthandler.dump_traceback_later(_REAL_SECONDS, exit=True)
+        try:
+            result = run_plan(plan)
+            if result.error is None and not tells:
+                result = replace(result, story=())
+            data = pickle.dumps(result)
+        except BaseException:
+            traceback.print_exc()
+            data = b""
+        with open(writing, "wb") as pipe:
+            pipe.write(data)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    if not data:
+        return Result(plan.seed, "", 0.0, 0, "the process of the run has died", (), plan.scenario)
+    return pickle.loads(data)
+
+
+def shrink(plan: Plan, result: Result) -> tuple[Plan, Result]:
+    """Return a smaller plan that fails in the same way, as far as one is found."""
+    kind = _find_kind(result)
+    attempts = 0
+    while attempts < _MAX_SHRINKS:
+        for smaller in list_smaller(plan):
+            attempts += 1
+            found = run_apart(smaller)
+            if found.error is not None and _find_kind(found) == kind:
+                plan, result = smaller, found
+                break
+        else:
+            break
+    return plan, result
+
+
+def _find_kind(result: Result) -> str:
+    """Return the text of an error without its numbers."""
+    lines = (result.error or "").strip().splitlines()
+    text = lines[-1] if len(lines) > 1 else "".join(lines)
+    return "".join(character for character in text if not character.isdigit())[:60]
+
+
+def print_story(plan: Plan, result: Result) -> None:
+    """Print what happened in a run."""
+    print(f"seed {plan.seed}, scenario {plan.scenario}")
+    for daemon in plan.daemons:
+        print(f"  daemon {daemon.settings} {'relay' if daemon.is_relay else ''}")
+    for actor in plan.actors:
+        print(f"  client {actor.kind} {actor.dataset}, {actor.steps} steps, host {actor.host}")
+    for fault in plan.faults:
+        print(f"  fault {fault.kind} at {fault.at:.3f} s for {fault.seconds:.3f} s")
+    print(f"  network {plan.network}, failing share {plan.failing_share}")
+    for seconds, actor, event in result.story:
+        print(f"{seconds:11.4f}  {actor:<24}  {event}")
+    print(f"error: {result.error}")
+
+
+def main(arguments: list[str]) -> int:
+    """Run seeds: one that is printed as a story, or a range."""
+    setup.prepare()
+    first, last = int(arguments[0]), int(arguments[-1])
+    if first == last:
+        plan = draw_plan(first)
+        result = run_apart(plan, tells=True)
+        if result.error is not None and "--raw" not in sys.argv:
+            plan, result = shrink(plan, result)
+        print_story(plan, result)
+        print("trace", result.digest)
+        return result.error is not None
+    failed = 0
+    for seed in range(first, last):
+        result = run_apart(draw_plan(seed))
+        if result.error is not None:
+            failed += 1
+            lines = result.error.strip().splitlines()
+            print(f"seed {seed} ({result.scenario}): {lines[-1][:300]}", flush=True)
+    print(f"{failed} of {last - first} failed")
+    return failed > 0

@@ -1,0 +1,227 @@
+"""Scenarios: each draws a cluster, its clients and what goes wrong, from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from .actors import ActorPlan
+from .cluster import DaemonPlan
+
+_WINDOW_SECONDS = 6.0
+"""The time in which faults begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What goes wrong, when, where, and for how long."""
+
+    kind: str
+    at: float
+    target: int
+    seconds: float = 0.0
+    amount: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run, before it begins."""
+
+    seed: int
+    scenario: str
+    daemons: tuple[DaemonPlan, ...]
+    actors: tuple[ActorPlan, ...]
+    faults: tuple[Fault, ...]
+    network: dict[str, Any] = field(default_factory=dict[str, Any])
+    has_tokens: bool = False
+    failing_share: float = 0.0
+    """How often a call that writes to a disk fails."""
+
+
+def _draw_network(random: Random) -> dict[str, Any]:
+    seconds = random.choice((0.0001, 0.001, 0.02, 0.15))
+    return {
+        "seconds": seconds,
+        "jitter": seconds * random.choice((0.0, 1.0, 3.0)),
+        "buffer_bytes": random.choice((4 << 10, 64 << 10, 512 << 10)),
+        "split_share": random.choice((0.0, 0.3)),
+        "break_share": random.choice((0.0, 0.0, 0.003, 0.02)),
+    }
+
+
+_FAULTS = (
+    *("break", "break", "break", "cut", "kill", "kill", "power", "power", "pause", "full"),
+    *("drain", "jump", "kill client", "pause client", "reload", "cancel"),
+)
+
+
+def _draw_faults(random: Random, most: int, kinds: tuple[str, ...] = _FAULTS) -> tuple[Fault, ...]:
+    return tuple(
+        Fault(
+            random.choice(kinds),
+            at=random.choice((0.3, 1.0, _WINDOW_SECONDS)) * random.random(),
+            target=random.randrange(8),
+            seconds=random.choice((0.05, 1.0, 4.0, 30.0)) * random.random(),
+            amount=random.choice((-3600.0, 120.0, 7200.0)),
+        )
+        for _ in range(random.randrange(most + 1))
+    )
+
+
+def _draw_settings(random: Random) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if random.random() < 0.3:
+        settings["compression"] = random.choice(("none", "lz4", "auto"))
+    if random.random() < 0.2:
+        settings["stream_memory"] = 64 << 10
+    if random.random() < 0.2:
+        settings["batch_rows"] = random.choice((64, 1000))
+    if random.random() < 0.2:
+        settings["keep_versions"] = random.choice((1, 2))
+    if random.random() < 0.2:
+        settings["stall_seconds"] = random.choice((5.0, 30.0))
+    return settings
+
+
+def _actor(random: Random, kind: str, dataset: str, host: int, steps: int, **options: Any) -> ActorPlan:
+    return ActorPlan(kind, dataset, host, steps, random.getrandbits(32), options)
+
+
+def uploads(random: Random, seed: int) -> Plan:
+    """One daemon: uploads are replaced and dropped while others read them."""
+    writers = random.randrange(1, 3)
+    names = [f"alice-{number}" for number in range(writers)]
+    actors = [_actor(random, "upload", name, 0, random.randrange(1, 5)) for name in names]
+    for _ in range(random.randrange(1, 4)):
+        actors.append(_actor(random, "read", random.choice(names), 0, random.randrange(1, 4)))
+    settings = _draw_settings(random)
+    if random.random() < 0.1:
+        settings["writable_bytes"] = 150_000
+    return Plan(
+        seed,
+        "uploads",
+        (DaemonPlan(settings),),
+        tuple(actors),
+        _draw_faults(random, 4),
+        _draw_network(random),
+        failing_share=random.choice((0.0, 0.0, 0.01)),
+    )
+
+
+def publications(random: Random, seed: int) -> Plan:
+    """One daemon: versions are published and pruned while others read them."""
+    actors = [_actor(random, "publish", "alice-p", 0, random.randrange(1, 4))]
+    for _ in range(random.randrange(1, 3)):
+        actors.append(_actor(random, "read", "alice-p", 0, random.randrange(1, 4)))
+    return Plan(
+        seed,
+        "publications",
+        (DaemonPlan(_draw_settings(random)),),
+        tuple(actors),
+        _draw_faults(random, 4),
+        _draw_network(random),
+        failing_share=random.choice((0.0, 0.0, 0.01)),
+    )
+
+
+def replicas(random: Random, seed: int) -> Plan:
+    """Two or three daemons hold each shard twice."""
+    count = random.randrange(2, 4)
+    actors = [_actor(random, "publish", "alice-r", 0, random.randrange(1, 3), replicas=2)]
+    for _ in range(random.randrange(1, 3)):
+        actors.append(_actor(random, "read", "alice-r", 0, random.randrange(1, 3), replicas=2))
+    return Plan(
+        seed,
+        "replicas",
+        tuple(DaemonPlan(_draw_settings(random)) for _ in range(count)),
+        tuple(actors),
+        _draw_faults(random, 3),
+        _draw_network(random),
+    )
+
+
+def relays(random: Random, seed: int) -> Plan:
+    """A relay caches what a daemon publishes."""
+    actors = [
+        _actor(random, "publish", "alice-p", 0, random.randrange(1, 3)),
+        _actor(random, "read", "alice-p", 1, random.randrange(1, 4)),
+    ]
+    if random.random() < 0.5:
+        actors.append(_actor(random, "upload", "alice-u", 0, random.randrange(1, 3)))
+        actors.append(_actor(random, "read", "alice-u", 1, random.randrange(1, 3)))
+    return Plan(
+        seed,
+        "relays",
+        (DaemonPlan(_draw_settings(random)), DaemonPlan(is_relay=True)),
+        tuple(actors),
+        _draw_faults(random, 3),
+        _draw_network(random),
+    )
+
+
+def principals(random: Random, seed: int) -> Plan:
+    """Two principals share a daemon, its limits, and nothing else."""
+    settings = _draw_settings(random)
+    if random.random() < 0.7:
+        settings["max_streams_per_principal"] = random.choice((1, 2, 3))
+    actors = [
+        _actor(random, "upload", "alice-a", 0, random.randrange(1, 3)),
+        _actor(random, "upload", "bob-b", 0, random.randrange(1, 3)),
+        _actor(random, "read", "alice-a", 0, random.randrange(1, 4)),
+        _actor(random, "read", "bob-b", 0, random.randrange(1, 4)),
+        _actor(random, "intrude", "alice-a", 0, random.randrange(1, 5)),
+        _actor(random, "hold", "bob-b", 0, random.randrange(1, 4)),
+    ]
+    return Plan(
+        seed,
+        "principals",
+        (DaemonPlan(settings),),
+        tuple(actors),
+        _draw_faults(random, 2),
+        _draw_network(random),
+        has_tokens=True,
+    )
+
+
+SCENARIOS: tuple[Callable[[Random, int], Plan], ...] = (
+    *(uploads, uploads, publications, publications),
+    *(replicas, relays, principals),
+)
+
+
+def draw_plan(seed: int) -> Plan:
+    """Return the plan of a seed."""
+    random = Random(seed)
+    return random.choice(SCENARIOS)(random, seed)
+
+
+def list_smaller(plan: Plan) -> list[Plan]:
+    """Return plans with less in them, the smallest first."""
+    smaller: list[Plan] = []
+    for index in range(len(plan.faults)):
+        smaller.append(replace(plan, faults=plan.faults[:index] + plan.faults[index + 1 :]))
+    for index, actor in enumerate(plan.actors):
+        if len(plan.actors) > 1:
+            rest = plan.actors[:index] + plan.actors[index + 1 :]
+            smaller.append(replace(plan, actors=rest))
+        if actor.steps > 1:
+            fewer = replace(actor, steps=actor.steps - 1)
+            actors = (*plan.actors[:index], fewer, *plan.actors[index + 1 :])
+            smaller.append(replace(plan, actors=actors))
+    for index, daemon in enumerate(plan.daemons):
+        for name in daemon.settings:
+            settings = {key: value for key, value in daemon.settings.items() if key != name}
+            daemons = (
+                *plan.daemons[:index],
+                replace(daemon, settings=settings),
+                *plan.daemons[index + 1 :],
+            )
+            smaller.append(replace(plan, daemons=daemons))
+    if plan.failing_share:
+        smaller.append(replace(plan, failing_share=0.0))
+    for name in ("break_share", "split_share", "jitter"):
+        if plan.network.get(name):
+            smaller.append(replace(plan, network={**plan.network, name: 0.0}))
+    return smaller
