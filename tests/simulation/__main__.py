@@ -2,6 +2,12 @@
 
 import sys
 
-from .run import main
+from .planted import plant
 
-raise SystemExit(main([each for each in sys.argv[1:] if not each.startswith("--")]))
+for argument in sys.argv[1:]:
+    if argument.startswith("--plant="):
+        plant(argument.removeprefix("--plant="))
+
+from .run import main  # noqa: E402  # the defect comes first
+
+raise SystemExit(main(sys.argv[1:]))

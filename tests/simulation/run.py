@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import fcntl
 import hashlib
@@ -328,22 +329,30 @@ def print_story(plan: Plan, result: Result) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run seeds: one that is printed as a story, or a range."""
+    parser = argparse.ArgumentParser(prog="python -m simulation")
+    parser.add_argument("first", type=int, metavar="SEED", help="the seed, or the first one")
+    parser.add_argument("last", type=int, nargs="?", help="the seed after the last one")
+    parser.add_argument("--raw", action="store_true", help="do not shrink a run that fails")
+    parser.add_argument("--stop", action="store_true", help="stop after the first failure")
+    parser.add_argument("--plant", metavar="NAME", help="plant a defect of planted.toml")
+    options = parser.parse_args(arguments)
     setup.prepare()
-    first, last = int(arguments[0]), int(arguments[-1])
-    if first == last:
-        plan = draw_plan(first)
+    if options.last is None:
+        plan = draw_plan(options.first)
         result = run_apart(plan, tells=True)
-        if result.error is not None and "--raw" not in sys.argv:
+        if result.error is not None and not options.raw:
             plan, result = shrink(plan, result)
         print_story(plan, result)
         print("trace", result.digest)
         return result.error is not None
     failed = 0
-    for seed in range(first, last):
+    for seed in range(options.first, options.last):
         result = run_apart(draw_plan(seed))
         if result.error is not None:
             failed += 1
             lines = result.error.strip().splitlines()
             print(f"seed {seed} ({result.scenario}): {lines[-1][:300]}", flush=True)
-    print(f"{failed} of {last - first} failed")
+            if options.stop:
+                break
+    print(f"{failed} of {options.last - options.first} failed")
     return failed > 0
