@@ -319,7 +319,12 @@ class Relay:
         names = [
             name for name in self._known if isinstance(self._catalog.lookup(name), RelayedDataset)
         ]
-        self._store_names(_CATALOG, sorted(names))
+        try:
+            self._store_names(_CATALOG, sorted(names))
+        except DatasetError as error:
+            self._report(_CATALOG, "catalog not stored", error)
+        else:
+            self._failures.pop(_CATALOG, None)
 
     def _add_stored(self) -> bool:
         """Add the datasets of the last run, and return whether there are any."""
@@ -333,8 +338,11 @@ class Relay:
         """Write names to a file of the cache, if they have changed."""
         path = self._folder / file
         text = json.dumps(names).encode()
-        if not path.exists() or path.read_bytes() != text:
-            write_atomic(path, text)
+        try:
+            if not path.exists() or path.read_bytes() != text:
+                write_atomic(path, text)
+        except OSError as error:
+            raise DatasetError(f"cannot write {path}: {error.strerror}") from None
 
     def _load_names(self, file: str) -> list[str]:
         """Return the names in a file of the cache; an empty list if there is no such file."""
@@ -356,8 +364,9 @@ class Relay:
                 )
         with self._pins_lock:
             kept = [name for name in self._pins if is_pinned or name not in names]
-            self._pins = list(dict.fromkeys([*kept, *(names if is_pinned else ())]))
-            self._store_names(_PINS, self._pins)
+            pins = list(dict.fromkeys([*kept, *(names if is_pinned else ())]))
+            self._store_names(_PINS, pins)
+            self._pins = pins
         self._pin_shards()
         sizes = {name: dataset.nbytes for name, dataset in self._list_pinned()}
         return {

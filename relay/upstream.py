@@ -113,9 +113,10 @@ class UpstreamStorage:
                 data = path.read_bytes()
         else:
             data = encode_manifest(self._fetch_manifest(version))
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomic(path, data)
-            self._remove_manifests(number)
+            with suppress(OSError):  # only a start while the upstream is offline needs the file
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_atomic(path, data)
+                self._remove_manifests(number)
         if data is not None:
             manifest = decode_manifest(data, self.location)
             text = name_version(manifest)

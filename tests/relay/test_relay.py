@@ -585,3 +585,16 @@ def test_tensors_pass_through(tmp_path: Path, daemon: StartDaemon) -> None:
         assert own.tensor_count == 3
         with pytest.raises(InvalidRequestError, match="have no rows and columns"):
             client.read("tensors", limit=3)
+
+
+def test_a_relay_serves_what_it_cannot_store(
+    tmp_path: Path, upstream: Daemon, daemon: StartDaemon
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "manifests").touch()
+    (cache / "catalog.json").mkdir()
+    relay = start_relay(tmp_path, upstream, daemon)
+    with splitarrow.connect(str(relay.control_uri)) as client:
+        assert numbers(client.read("trips").read_all()) == [*range(ROWS)]
+    assert "catalog not stored" in relay.log()

@@ -103,6 +103,7 @@ class Run:
         world.run(lambda: checker.process.is_done, _LIMIT_SECONDS)
         self._wait_idle()
         cluster.check_idle()
+        self.is_done = True  # nobody starts them again
         for host in cluster.hosts:
             host.call(lambda daemon: daemon.drain())
         world.run(lambda: all(host.has_stopped for host in cluster.hosts), _DRAIN_SECONDS)
