@@ -29,7 +29,7 @@ from ..catalog.catalog import Catalog, open_dataset
 from ..logs import get_logger
 from .publication import PublishedFolder, PublishRequest, ShardKey
 from .quota import Quota
-from .upload import Upload
+from .upload import Upload, map_errors
 
 FILE_SUFFIX = ".arrow"
 """The suffix of the file of an uploaded dataset."""
@@ -38,6 +38,7 @@ FOLDER_SUFFIX = ".published"
 INCOMPLETE_PREFIX = ".upload-"
 """The prefix of incomplete files and of folders that are being removed."""
 _MAX_BYTES = 255
+_DROP = "drop the dataset"
 _FORBIDDEN = "/\\%"
 
 
@@ -178,17 +179,21 @@ class PublicationStore:
             if dataset not in self._served:
                 return False
             folder = self._open_folder(dataset)
-            self._catalog.remove(dataset)
+            staged = folder.measure_staged()
+            removed = make_incomplete_path(self._directory)
+            with _removing(self._catalog, dataset, folder.path):
+                folder.path.rename(removed)
             self._served.discard(dataset)
             self._jobs.pop(dataset, None)
             self._quota.release(_name_committed_owner(dataset))
-            for key in folder.measure_staged():
+            for key in staged:
                 self._quota.release(key)
-            removed = make_incomplete_path(self._directory)
-            folder.path.rename(removed)
-            # A power failure must not bring the dataset back without its shards.
-            sync_folder(self._directory)
-            shutil.rmtree(removed, ignore_errors=True)
+            try:
+                with map_errors(dataset, _DROP):
+                    # A power failure must not bring the dataset back without its shards.
+                    sync_folder(self._directory)
+            finally:
+                shutil.rmtree(removed, ignore_errors=True)
         self._log.info("dataset dropped", dataset=dataset)
         return True
 
@@ -303,11 +308,13 @@ class UploadStore:
                         stream=dataset,
                     )
                 raise NotFoundError(f"no uploaded dataset {dataset!r}", stream=dataset)
-            self._catalog.remove(dataset)
-            (self._directory / encode_name(dataset)).unlink(missing_ok=True)
-            os.fsync(self._descriptor)
+            path = self._directory / encode_name(dataset)
+            with _removing(self._catalog, dataset, path):
+                path.unlink(missing_ok=True)
             self._uploaded.discard(dataset)
             self._quota.release(dataset)
+            with map_errors(dataset, _DROP):
+                os.fsync(self._descriptor)
         self._log.info("dataset dropped", dataset=dataset)
 
     def close(self) -> None:
@@ -350,7 +357,8 @@ class UploadStore:
                 path.unlink(missing_ok=True)
             raise
         finally:
-            previous.unlink(missing_ok=True)
+            with suppress(OSError):  # the next start removes it
+                previous.unlink(missing_ok=True)
 
     def _restore(self) -> None:
         """Serve the files of earlier uploads, and remove incomplete ones."""
@@ -378,6 +386,18 @@ class UploadStore:
                 f"cannot upload {dataset!r}: a dataset that was not uploaded has this name",
                 stream=dataset,
             )
+
+
+@contextmanager
+def _removing(catalog: Catalog, dataset: str, path: Path) -> Generator[None]:
+    """Take a dataset out of a catalog, and put it back if its files cannot be removed."""
+    catalog.remove(dataset)
+    try:
+        with map_errors(dataset, _DROP):
+            yield
+    except SplitArrowError:
+        catalog.add(dataset, path)
+        raise
 
 
 def _lock_directory(directory: Path) -> int:

@@ -20,6 +20,7 @@ from ...formats.arrow.message import HeaderType, read_batch_header
 from ...formats.arrow.schema import read_dictionary_types, read_schema
 from ...formats.flight_data import FlightData
 from ...protocol.limits import Limits
+from ..logs import get_logger
 from .quota import Quota
 
 
@@ -137,7 +138,7 @@ class Upload:
         self._writer: Any = None
         self._rows = 0
         self._declared_rows: int | None = None
-        with _map_errors(dataset):
+        with map_errors(dataset):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         self._file = io.BufferedWriter(io.FileIO(descriptor, "wb"), _BUFFER_BYTES)
 
@@ -160,7 +161,7 @@ class Upload:
             raise InvalidDataError(
                 f"the upload declares {self._declared_rows} rows, but {self._rows} have arrived"
             )
-        with _map_errors(self.dataset):
+        with map_errors(self.dataset):
             if self._writer is None:
                 self._writer = self._open_writer(self._decoder, None)
             self._writer.close()
@@ -180,7 +181,10 @@ class Upload:
         except OSError:
             pass  # the disk is full, and `write` or `finish` has raised that
         if self.response is None:
-            self.path.unlink(missing_ok=True)
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:  # the next start removes it
+                get_logger("store").error("incomplete upload not removed", reason=error.strerror)
         self._quota.release(self)
 
     def __enter__(self) -> Upload:
@@ -190,7 +194,7 @@ class Upload:
         self.close()
 
     def _write_batch(self, decoder: UploadDecoder, decoded: DecodedBatch) -> None:
-        with _map_errors(self.dataset):
+        with map_errors(self.dataset):
             if self._writer is None:
                 self._writer = self._open_writer(decoder, decoded.codec)
             if decoded.codec is None:
@@ -222,7 +226,7 @@ class Upload:
 
 
 @contextmanager
-def _map_errors(dataset: str) -> Generator[None]:
+def map_errors(dataset: str, action: str = "store the upload") -> Generator[None]:
     """Turn errors of the disk and of Arrow into errors that name the dataset."""
     try:
         yield
@@ -231,7 +235,7 @@ def _map_errors(dataset: str) -> Generator[None]:
             raise ExhaustedError("the server's disk is full", stream=dataset) from None
         reason = error.strerror or type(error).__name__
         raise remote_error(
-            "INTERNAL", f"cannot store the upload: {reason}", stream=dataset
+            "INTERNAL", f"cannot {action}: {reason}", stream=dataset
         ) from None
     except pa.ArrowException as error:
-        raise InvalidDataError(f"cannot store the upload: {error}", stream=dataset) from None
+        raise InvalidDataError(f"cannot {action}: {error}", stream=dataset) from None

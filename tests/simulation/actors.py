@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -55,6 +55,7 @@ class Actor:
         self.random = Random(plan.seed)
         self.host: Host = cluster.hosts[plan.host % len(cluster.hosts)]
         self.process = Process(f"{plan.kind} {number}", f"10.0.1.{number + 1}")
+        self._client: Any = None
         self.principal = plan.dataset.partition("-")[0]
         if self.principal not in ("alice", "bob"):
             self.principal = "alice"
@@ -63,10 +64,23 @@ class Actor:
         """Start the process."""
         self.process.start(lambda: KINDS[self.plan.kind](self))
 
-    def connect(self, host: Host | None = None, **options: Any) -> Any:
-        """Return a client of a daemon."""
-        uri = (host or self.host).uri
-        return splitarrow.connect(uri, self.cluster.token(self.principal), **options)
+    @contextmanager
+    def connect(self, uris: str | list[str] | None = None) -> Generator[Any]:
+        """Connect a client, or use the last one again until something fails."""
+        client, self._client = self._client, None
+        if client is None:
+            uri: Any = self.host.uri if uris is None else uris
+            token = self.cluster.token(self.principal)
+            client = splitarrow.connect(uri, token, connect_timeout=5.0, timeout=10.0)
+        try:
+            yield client
+        except BaseException:
+            client.close()
+            raise
+        if self.random.random() < 0.3:
+            client.close()
+        else:
+            self._client = client
 
     def think(self) -> None:
         """Wait a little."""
@@ -219,10 +233,8 @@ def read(actor: Actor) -> None:
         pause = random.choice((0.0, 0.0, 0.0, 0.3))
         try:
             uris = [host.uri for host in actor.cluster.origins]
-            token = actor.cluster.token(actor.principal)
-            source: Any = uris if is_cluster else actor.host.uri
             batches: list[pa.RecordBatch] = []
-            with splitarrow.connect(source, token, connect_timeout=5.0, timeout=10.0) as client:
+            with actor.connect(uris if is_cluster else None) as client:
                 with client.read(history.name, **selection.arguments(), **options) as stream:
                     schema = stream.schema
                     while True:

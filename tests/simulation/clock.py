@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from random import Random
+from selectors import SelectorKey
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -478,20 +479,21 @@ class Selector:
     def __init__(self, world: World) -> None:
         self._world = world
         self._keys: dict[int, Any] = {}
+        self._wanted: dict[int, int] = {}
         self._is_woken = False
         self._thread: Thread | None = None
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> Any:
-        from selectors import SelectorKey
-
         fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
         if fd in self._keys:
             raise KeyError(f"{fd} is already registered")
         key = self._keys[fd] = SelectorKey(fileobj, fd, events, data)
+        self._wanted[fd] = events
         return key
 
     def unregister(self, fileobj: Any) -> Any:
         fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        del self._wanted[fd]
         return self._keys.pop(fd)
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> Any:
@@ -517,8 +519,7 @@ class Selector:
         from .network import wait_for_descriptors
 
         self._thread = self._world.thread
-        wanted = {fd: key.events for fd, key in self._keys.items()}
-        found = wait_for_descriptors(wanted, timeout, lambda: self._is_woken)
+        found = wait_for_descriptors(self._wanted, timeout, lambda: self._is_woken)
         self._is_woken = False
         return [(self._keys[fd], events) for fd, events in found]
 

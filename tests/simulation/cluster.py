@@ -21,6 +21,8 @@ from splitarrow.server.auth.access_control import AccessControl
 from splitarrow.server.catalog.catalog import open_catalog
 from splitarrow.server.config import Configuration, Settings
 from splitarrow.server.daemon import Daemon
+from splitarrow.server.uploads.publication import ShardKey
+from splitarrow.server.uploads.store import encode_name
 
 from . import disk
 from .clock import EventLoop, SimulationError, World
@@ -33,6 +35,9 @@ PRINCIPALS = ("alice", "bob")
 _TOKENS = {name: f"token-of-{name}-0123456789" for name in (*PRINCIPALS, "operator")}
 _GROUP_BYTES = 512 << 10
 """What a stream may hold beyond its share: the group that it sends."""
+_STEPS_PER_CHECK = 32
+_OVERHEAD_BYTES = 2 << 10
+"""What a connection or a request may carry besides its stream."""
 _QUIET_SECONDS = 75.0
 """The time after the last fault in which reads may still fail."""
 
@@ -74,7 +79,7 @@ class Host:
         self.starts += 1
         name = self.name if self.starts == 1 else f"{self.name}, start {self.starts}"
         self.process = Process(name, self.address)
-        self.has_stopped = False
+        self.has_stopped, self.daemon = False, None
         World.current.record("starts", self.name)
         self.process.start(self._serve)
 
@@ -160,6 +165,7 @@ class Cluster:
         self.owners: dict[str, int] = {}
         """The host to which the writer of each dataset writes."""
         self.replicated: set[str] = set()
+        self._steps = 0
         self.hosts = [Host(self, number, plan) for number, plan in enumerate(plans)]
 
     @property
@@ -190,6 +196,9 @@ class Cluster:
 
     def check_step(self) -> None:
         """Check what must be true at any time."""
+        self._steps += 1
+        if self._steps % _STEPS_PER_CHECK:
+            return
         for host in self.hosts:
             daemon = host.daemon
             if daemon is None or not host.is_running:
@@ -228,22 +237,52 @@ class Cluster:
             self._check_uploads(host)
 
     def _check_metrics(self, host: Host, values: dict[str, float]) -> None:
-        metrics = host.daemon.metrics if host.daemon is not None else None
-        assert metrics is not None
-        started = sum(metrics.started_streams.values())
-        ended = sum(metrics.ended_streams.values())
-        if started != ended:
-            raise SimulationError(f"{host.name} began {started} streams, and {ended} ended")
-        if values["connections_total"] < values["connections"]:
-            raise SimulationError(f"{host.name} counts its connections wrongly")
+        """Compare the metrics of a daemon with what the network has carried."""
+        assert host.daemon is not None
+        assert host.process is not None
+        metrics, network = host.daemon.metrics, Network.current
+        started, ended = metrics.started_streams, metrics.ended_streams
+        carried = network.carried[host.process.name, 7001]
+        sent = sum(value for labels, value in metrics.sent_bytes.items() if labels[1] == "tcp")
+        streams = sum(value for labels, value in started.items() if labels[1] == "tcp")
+        found = {
+            "streams that began": (sum(started.values()), sum(ended.values())),
+            "connections": (metrics.connections_total, carried.connections),
+            "durations of streams": (
+                sum(sum(each.counts) for each in metrics.stream_seconds.values()),
+                sum(ended.values()),
+            ),
+            "connections that are open": (values["connections"], 0),
+            "rows": (sum(metrics.sent_rows.values()), metrics.rows),
+        }
+        for name, (counted, actual) in found.items():
+            if counted != actual:
+                raise SimulationError(f"{host.name} counts {counted} {name}; expected {actual}")
+        # Prefaces, refusals and keep-alives are not bytes of a stream.
+        most = carried.nbytes
+        least = most - _OVERHEAD_BYTES * (carried.connections + carried.requests)
+        if not least <= sent <= most:
+            raise SimulationError(
+                f"{host.name} counts {sent} bytes of {streams} streams; the network carried "
+                f"{carried.nbytes} over {carried.connections} connections"
+            )
 
     def _check_uploads(self, host: Host) -> None:
         folder = Path(host.disk.folder, "uploads")
         if host.plan.is_relay or not folder.is_dir():
             return
         left = [path.name for path in folder.iterdir() if path.name.startswith(".upload-")]
-        if left:
+        if left and not host.disk.has_kept_files:
             raise SimulationError(f"{host.name} has left {left}")
+        assert host.daemon is not None
+        store: Any = host.daemon.context.uploads
+        for owner, nbytes in store.store._quota._used.items():
+            if isinstance(owner, str):
+                actual = (folder / encode_name(owner)).stat().st_size
+                if actual != nbytes:
+                    raise SimulationError(f"the quota counts {nbytes} bytes of {owner}: {actual}")
+            elif not isinstance(owner, (tuple, ShardKey)):  # a job may go on with its shards
+                raise SimulationError(f"the quota of {host.name} still counts {owner}")
 
     def find_open_sockets(self, host: Host) -> int:
         """Return how many connections the process of a host has."""

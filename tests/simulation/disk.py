@@ -48,6 +48,8 @@ class Disk:
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
         self.is_full = False
+        self.has_kept_files = False
+        """Whether a file could not be removed."""
         self.failing_share = 0.0
         """How often a call that writes fails with an input/output error."""
         self._synced: dict[int, bytes] = {}
@@ -337,7 +339,11 @@ def _one_path(name: str) -> Callable[..., None]:
         disk = Disk.of(path)
         if disk is None or options.get("dir_fd") is not None:
             return _real[name](path, *args, **options)
-        disk.refuse(grows=name == "mkdir")
+        try:
+            disk.refuse(grows=name == "mkdir")
+        except OSError:
+            disk.has_kept_files = disk.has_kept_files or name == "unlink"
+            raise
         return disk.change(lambda: _real[name](path, *args, **options), os.fspath(path))
 
     return change

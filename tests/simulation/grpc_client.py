@@ -446,6 +446,8 @@ class Channel:
             sock.close()
             raise
         sock.setblocking(False)
+        milliseconds = int(_PING_TIMEOUT_SECONDS * 1000)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         connection = Connection(self, sock)
         with self.changed:
             while not connection.has_settings and not connection.is_dead:

@@ -13,8 +13,9 @@ import os
 import select
 import socket
 import struct
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .clock import SimulationError, Thread, World
@@ -30,6 +31,18 @@ _TCP_INFO = struct.Struct("<2xBB52xI")
 _real_pread = os.pread
 
 
+@dataclass(slots=True)
+class Carried:
+    """What one process has exchanged over one of its ports."""
+
+    connections: int = 0
+    """Accepted connections."""
+    nbytes: int = 0
+    """Bytes that the process has sent."""
+    requests: int = 0
+    """Segments that it has received."""
+
+
 class Network:
     """The links and connections of a world."""
 
@@ -43,6 +56,8 @@ class Network:
         """The ends that are not closed, by number."""
         self.down: dict[frozenset[str], float] = {}
         """The links that are down, with the time since which they are."""
+        self.carried: dict[tuple[str, int], Carried] = defaultdict(Carried)
+        """What the processes have exchanged, by their names and ports."""
         self.seconds = 0.001
         """The delay of a link between two hosts, at least."""
         self.jitter = 0.0
@@ -52,6 +67,8 @@ class Network:
         """How often a segment arrives in two parts."""
         self.break_share = 0.0
         """How often a connection breaks within a segment."""
+        self.mangle_share = 0.0
+        """How often the messages that a daemon sends together are repeated and reordered."""
         self.on_break: Callable[[], object] = lambda: None
         self._next_descriptor = _FIRST_DESCRIPTOR
         self._next_port = _FIRST_PORT
@@ -173,6 +190,11 @@ class End(Waitable):
         self.blocks = True
         """Whether calls without a time limit wait."""
         self.lingers = True
+        self.user_seconds: float | None = None
+        """How long a host may acknowledge nothing that was sent (TCP_USER_TIMEOUT)."""
+        self._is_timed = False
+        self._sent_at = 0.0
+        """When the first of the bytes was sent that nobody has read."""
         self.received: deque[memoryview] = deque()
         self.received_bytes = 0
         self.is_at_end = False
@@ -180,7 +202,6 @@ class End(Waitable):
         """What this end has sent and the other end has not read, in bytes."""
         self._flying: deque[tuple[float, str, bytes]] = deque()
         self._arrives = 0.0
-        self.total_sent = 0
         Network.current.ends[self.number] = self
 
     # Connecting
@@ -240,10 +261,26 @@ class End(Waitable):
             if not room:
                 break
         data = b"".join(taken)
+        if not self.unread:
+            self._sent_at = World.current.now
         self.unread += len(data)
-        self.total_sent += len(data)
+        Network.current.carried[self.process.name, self.address[1]].nbytes += len(data)
         self._fly("data", data)
+        if self.user_seconds is not None and not self._is_timed:
+            self._is_timed = True
+            World.current.call_later(self.user_seconds, self._check_acknowledged)
         return len(data)
+
+    def _check_acknowledged(self) -> None:
+        self._is_timed = False
+        if self.user_seconds is None or not self.unread or self.is_closed:
+            return
+        left = self.user_seconds - self.silence
+        if left <= 0.01:
+            self.break_off(errno.ETIMEDOUT)
+        else:
+            self._is_timed = True
+            World.current.call_later(left, self._check_acknowledged)
 
     def _fly(self, kind: str, data: bytes = b"") -> None:
         """Let a segment leave. It arrives after those before it."""
@@ -290,6 +327,7 @@ class End(Waitable):
                 peer.is_at_end = True
                 peer.notify()
             else:
+                network.carried[peer.process.name, peer.address[1]].requests += 1
                 peer.received.append(memoryview(data))
                 peer.received_bytes += len(data)
                 peer.notify()
@@ -399,37 +437,31 @@ class End(Waitable):
             since = Process.by_address[self.peer_address[0]].off_since
         if since is None or not self.unread:
             return 0.0
-        return World.current.now - since
+        return World.current.now - max(since, self._sent_at)
 
 
 def wait_for_descriptors(
     wanted: Mapping[int, int], timeout: float | None, is_woken: Callable[[], bool] = lambda: False
 ) -> list[tuple[int, int]]:
     """Wait until a descriptor is ready, and return all that are, with their events."""
-    network, world = Network.current, World.current
+    world, descriptors = World.current, Network.current.descriptors
     end = None if timeout is None else world.now + max(timeout, 0.0)
+    sockets = [(each, descriptors[each], mask) for each, mask in wanted.items() if each in descriptors]
+    closed = [(each, mask) for each, mask in wanted.items() if each not in descriptors]
     while True:
-        found = [
-            (descriptor, events)
-            for descriptor, mask in wanted.items()
-            if (events := _find_ready(network, descriptor, mask))
+        found = closed + [
+            (each, events) for each, sock, mask in sockets if (events := sock.ready(mask))
         ]
         if found or is_woken() or (end is not None and world.now >= end):
             return found
         thread = world.thread
         if thread is None:
             raise SimulationError("the hub would wait for a socket")
-        sockets = [network.descriptors[each] for each in wanted if each in network.descriptors]
-        for each in sockets:
-            each.waiting.append(thread)
+        for _, sock, _ in sockets:
+            sock.waiting.append(thread)
         world.block(None if end is None else end - world.now, "the network")
-        for each in sockets:
-            each.waiting.remove(thread)
-
-
-def _find_ready(network: Network, descriptor: int, mask: int) -> int:
-    what = network.descriptors.get(descriptor)
-    return mask if what is None else what.ready(mask)
+        for _, sock, _ in sockets:
+            sock.waiting.remove(thread)
 
 
 class Socket:
@@ -503,6 +535,7 @@ class Socket:
         if self._listening is None or not self._listening.pending:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         end = self._listening.pending.popleft()
+        Network.current.carried[end.process.name, end.address[1]].connections += 1
         sock = Socket(self.family, self.type, self.proto, Network.current.open(end))
         return sock, end.peer_address
 
@@ -574,6 +607,8 @@ class Socket:
 
     def setsockopt(self, level: int, option: int, value: Any) -> None:
         end = self._end
+        if end is not None and (level, option) == (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
+            end.user_seconds = value / 1000 if value else None
         if end is None or level != socket.SOL_SOCKET:
             return
         if option == socket.SO_LINGER:

@@ -9,8 +9,9 @@ import hashlib
 import os
 import pickle
 import shutil
-import sys
 import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from .clock import FIRST_SECONDS, SimulationError, Thread, World
 from .cluster import Cluster
 from .network import Network
 from .processes import Process
-from .scenarios import Fault, Plan, draw_plan, list_smaller
+from .scenarios import Fault, Plan, draw_plan, list_smaller, load_plan, save_plan
 
 _FOLDER = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp")
 _LIMIT_SECONDS = 1500.0
@@ -264,29 +265,41 @@ def _run_plan(plan: Plan, folder: Path) -> Result:
 
 
 def run_apart(plan: Plan, *, tells: bool = False) -> Result:
-    """Run a plan in a fork of this process, so that runs share nothing."""
+    """Run a plan in a fork of this process, so that runs share nothing.
+
+    With `tells`, the result of a run that succeeds has its story as well.
+    """
+    return end_apart(plan, *begin_apart(plan, tells=tells))
+
+
+def begin_apart(plan: Plan, *, tells: bool = False) -> tuple[int, int]:
+    """Begin to run a plan in a fork; return its number, and where it writes the result."""
     reading, writing = os.pipe()
     child = os.fork()
-    if not child:
-        os.close(reading)
-        faulthandler.dump_traceback_later(_REAL_SECONDS, exit=True)
-        try:
-            result = run_plan(plan)
-            if result.error is None and not tells:
-                result = replace(result, story=())
-            data = pickle.dumps(result)
-        except BaseException:
-            traceback.print_exc()
-            data = b""
+    if child:
+        os.close(writing)
+        return child, reading
+    faulthandler.dump_traceback_later(_REAL_SECONDS, exit=True)
+    data = b""
+    try:
+        result = run_plan(plan)
+        if result.error is None and not tells:
+            result = replace(result, story=())
+        data = pickle.dumps(result)
+    finally:
         with open(writing, "wb") as pipe:
             pipe.write(data)
         os._exit(0)
-    os.close(writing)
+
+
+def end_apart(plan: Plan, child: int, reading: int) -> Result:
+    """Wait for a run in a fork, and return its result."""
     with open(reading, "rb") as pipe:
         data = pipe.read()
     os.waitpid(child, 0)
     if not data:
-        return Result(plan.seed, "", 0.0, 0, "the process of the run has died", (), plan.scenario)
+        text = "the process of the run has died; its standard error has the reason"
+        return Result(plan.seed, "", 0.0, 0, text, (), plan.scenario)
     return pickle.loads(data)
 
 
@@ -331,29 +344,60 @@ def print_story(plan: Plan, result: Result) -> None:
 def main(arguments: list[str]) -> int:
     """Run seeds: one that is printed as a story, or a range."""
     parser = argparse.ArgumentParser(prog="python -m simulation")
-    parser.add_argument("first", type=int, metavar="SEED", help="the seed, or the first one")
+    parser.add_argument("first", type=int, nargs="?", default=0, metavar="SEED", help="the seed, or the first one")
     parser.add_argument("last", type=int, nargs="?", help="the seed after the last one")
     parser.add_argument("--raw", action="store_true", help="do not shrink a run that fails")
     parser.add_argument("--stop", action="store_true", help="stop after the first failure")
+    parser.add_argument("--seconds", type=float, help="end after so many seconds")
+    parser.add_argument("--processes", type=int, default=1, help="the runs at a time")
+    parser.add_argument("--traces", action="store_true", help="print what identifies each run")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan of a run")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="run a plan that was saved")
     parser.add_argument("--plant", metavar="NAME", help="plant a defect of planted.toml")
     options = parser.parse_args(arguments)
     setup.prepare()
-    if options.last is None:
-        plan = draw_plan(options.first)
+    if options.plan or options.last is None:
+        plan = load_plan(options.plan) if options.plan else draw_plan(options.first)
         result = run_apart(plan, tells=True)
         if result.error is not None and not options.raw:
             plan, result = shrink(plan, result)
         print_story(plan, result)
-        print("trace", result.digest)
+        print(f"trace {result.digest}")
+        if options.save:
+            save_plan(plan, options.save)
         return result.error is not None
-    failed = 0
-    for seed in range(options.first, options.last):
-        result = run_apart(draw_plan(seed))
+    begin = os.times().elapsed
+    failed = count = steps = 0
+    simulated = 0.0
+    for result in run_seeds(range(options.first, options.last), options.processes):
+        count, steps, simulated = count + 1, steps + result.steps, simulated + result.seconds
+        if options.traces:
+            print(f"{result.seed} {result.digest}")
         if result.error is not None:
             failed += 1
             lines = result.error.strip().splitlines()
-            print(f"seed {seed} ({result.scenario}): {lines[-1][:300]}", flush=True)
+            print(f"seed {result.seed} ({result.scenario}): {lines[-1][:300]}", flush=True)
             if options.stop:
                 break
-    print(f"{failed} of {options.last - options.first} failed")
+        if options.seconds is not None and os.times().elapsed - begin > options.seconds:
+            break
+    seconds = os.times().elapsed - begin
+    print(
+        f"{count} seeds in {seconds:.0f} s, {failed} failed; {60 * count / seconds:,.0f} seeds "
+        f"per minute, {simulated / 3600 / seconds:.3f} simulated hours per second"
+    )
+    if failed:
+        print("make simulate SEED=n tells the story of a seed")
     return failed > 0
+
+
+def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Result]:
+    """Run seeds, some at a time, and yield the results in the order of the seeds."""
+    waiting: deque[tuple[Plan, int, int]] = deque()
+    for seed in seeds:
+        plan = draw_plan(seed)
+        waiting.append((plan, *begin_apart(plan)))
+        if len(waiting) >= processes:
+            yield end_apart(*waiting.popleft())
+    while waiting:
+        yield end_apart(*waiting.popleft())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -47,6 +49,7 @@ def _draw_network(random: Random) -> dict[str, Any]:
         "jitter": seconds * random.choice((0.0, 1.0, 3.0)),
         "buffer_bytes": random.choice((4 << 10, 64 << 10, 512 << 10)),
         "split_share": random.choice((0.0, 0.3)),
+        "mangle_share": random.choice((0.0, 0.3)),
         "break_share": random.choice((0.0, 0.0, 0.003, 0.02)),
     }
 
@@ -225,3 +228,17 @@ def list_smaller(plan: Plan) -> list[Plan]:
         if plan.network.get(name):
             smaller.append(replace(plan, network={**plan.network, name: 0.0}))
     return smaller
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Write a plan as JSON."""
+    path.write_text(json.dumps(asdict(plan), indent=1) + "\n")
+
+
+def load_plan(path: Path) -> Plan:
+    """Return a plan that `save_plan` has written."""
+    values = json.loads(path.read_text())
+    values["daemons"] = tuple(DaemonPlan(**each) for each in values["daemons"])
+    values["actors"] = tuple(ActorPlan(**each) for each in values["actors"])
+    values["faults"] = tuple(Fault(**each) for each in values["faults"])
+    return Plan(**values)

@@ -50,6 +50,8 @@ from splitarrow.client.rpc import errors
 from splitarrow.client.stream import format_choice, remote_bodies
 from splitarrow.client import kept_clients
 from splitarrow.publication import version_store
+from splitarrow.protocol.messages import FrameRun
+from splitarrow.server.bodies import FrameWriter
 from splitarrow.server import control, daemon, listeners, report, session, usage
 from splitarrow.server.catalog import published
 from splitarrow.server.uploads import publication
@@ -73,6 +75,22 @@ class _Datetime(datetime):
     @classmethod
     def now(cls, tz: Any = None) -> Any:
         return datetime.fromtimestamp(clock._wall_time(), tz or UTC)
+
+
+_send = FrameWriter.send
+
+
+async def _send_mangled(writer: Any, frames: Any) -> None:
+    """Send the frames of a stream in another order, and some twice, as UCX may deliver them."""
+    network_now, choose = network.Network.current, World.current.random
+    if network_now.mangle_share and not isinstance(frames, FrameRun):
+        frames = list(frames)
+        if len(frames) > 1 and choose.random() < network_now.mangle_share:
+            if choose.random() < 0.5:
+                frames.insert(choose.randrange(len(frames)), choose.choice(frames))
+            else:
+                choose.shuffle(frames)
+    await _send(writer, frames)
 
 
 def _draw_bytes(count: int | None = None) -> bytes:
@@ -108,6 +126,7 @@ def prepare() -> None:
         (sockets, "_early", PerProcess("early", dict)),
         (format_choice, "CHOOSER", PerProcess("chooser", format_choice.FormatChooser)),
         (errors, "_speaks_tls", lambda uri: False),
+        (FrameWriter, "send", _send_mangled),
         (version_store, "datetime", _Datetime),
         (publication, "datetime", _Datetime),
         # The kernel reports no changes here. The watcher polls as well.
@@ -136,6 +155,9 @@ def prepare() -> None:
     )
     _number_futures()
     concurrent.futures.thread._global_shutdown_lock = clock.Lock()  # pyright: ignore
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    pa.set_memory_pool(pa.system_memory_pool())
     gc.disable()
 
 

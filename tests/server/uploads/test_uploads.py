@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -13,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import numpy as np
@@ -588,6 +590,52 @@ def test_the_largest_size_of_a_file_is_reported_as_a_full_disk(writable: Path) -
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert files(writable) == []
+
+
+@pytest.mark.parametrize("call", ["unlink", "fsync"])
+def test_a_drop_that_the_disk_refuses_leaves_nothing_half_done(
+    writable: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with (
+        Catalog({}) as catalog,
+        closing(UploadStore(writable, catalog, Quota(BIG.nbytes * 2))) as store,
+    ):
+
+        def upload() -> None:
+            with store.begin_upload("x", DEFAULT_LIMITS) as upload:
+                for message in flight_messages("x", BIG):
+                    upload.write(parse_flight_data(message))
+                upload.finish()
+
+        upload()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, refuse)
+            with pytest.raises(RemoteError, match="cannot drop the dataset: Input/output error"):
+                store.drop("x")
+        if call == "unlink":  # it is still there, and can be dropped
+            assert catalog.names() == ["x"]
+            store.drop("x")
+        assert (catalog.names(), files(writable)) == ([], [])
+        upload()  # its bytes are free, and so is its name
+        assert catalog.names() == ["x"]
+
+
+def test_an_upload_whose_file_cannot_be_removed_takes_nothing_of_the_quota(
+    writable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = Quota()
+    with closing(UploadStore(writable, Catalog({}), quota)) as store:
+        upload = store.begin_upload("x", DEFAULT_LIMITS)
+        for message in flight_messages("x", BIG):
+            upload.write(parse_flight_data(message))
+        assert quota._used
+        monkeypatch.setattr(os, "unlink", Mock(side_effect=OSError(errno.EIO, "broken")))
+        upload.close()
+        monkeypatch.undo()
+    assert not quota._used
 
 
 def test_a_batch_and_its_dictionaries_are_decoded_within_one_limit(writable: Path) -> None:

@@ -1,0 +1,45 @@
+"""Runs of the simulation repeat themselves, and the plans that have found a defect pass."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+FOUND = sorted(FOLDER.joinpath("found").glob("*.json"))
+
+
+def simulate(*arguments: str, hash_seed: str = "0", cores: int | None = None) -> str:
+    """Run the simulation in a process of its own, and return what it prints."""
+    code = "import runpy; runpy.run_module('simulation', run_name='__main__')"
+    if cores is not None:
+        chosen = sorted(os.sched_getaffinity(0))[:cores]
+        code = f"import os; os.sched_setaffinity(0, {chosen}); {code}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": str(FOLDER.parent), "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
+def test_a_plan_that_has_found_a_defect_passes(path: Path) -> None:
+    assert "error: None" in simulate("--plan", str(path), "--raw")
+
+
+def test_a_seed_gives_the_same_trace_with_other_hashes_and_cores() -> None:
+    def list_traces(hash_seed: str, cores: int) -> list[str]:
+        printed = simulate("0", "24", "--traces", hash_seed=hash_seed, cores=cores)
+        return printed.splitlines()[:-1]
+
+    traces = list_traces("1", 1)
+    assert len({line.split()[1] for line in traces}) == 24
+    assert list_traces("2", 2) == traces
