@@ -183,11 +183,11 @@ class _Sender:
 
 def _flush_next(pending: queue.SimpleQueue[LeaseReturns]) -> None:
     """Wait for a connection with freed leases, collect for a moment, and flush."""
-    woken = {pending.get()}
+    woken = {pending.get(): None}
     time.sleep(COLLECT_SECONDS)
     with contextlib.suppress(queue.Empty):
         while True:
-            woken.add(pending.get_nowait())
+            woken[pending.get_nowait()] = None
     for returns in woken:
         returns.flush()
 

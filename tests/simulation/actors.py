@@ -23,8 +23,7 @@ from splitarrow.errors import (
 
 from .clock import SimulationError, World
 from .cluster import Cluster, Host
-from .history import Job, Selection, State, find_rows, make_rows
-from .network import Network
+from .history import Job, Selection, State, make_rows
 from .processes import Process
 
 _STALL_SECONDS = 6.0
@@ -54,7 +53,11 @@ class Actor:
         self.plan = plan
         self.random = Random(plan.seed)
         self.host: Host = cluster.hosts[plan.host % len(cluster.hosts)]
-        self.process = Process(f"{plan.kind} {number}", f"10.0.1.{number + 1}")
+        is_guest = bool(plan.options.get("local"))
+        address = self.host.address if is_guest else f"10.0.1.{number + 1}"
+        self.process = Process(f"{plan.kind} {number}", address, is_guest=is_guest)
+        if is_guest:
+            self.host.guests.append(self.process)
         self._client: Any = None
         self.principal = plan.dataset.partition("-")[0]
         if self.principal not in ("alice", "bob"):
@@ -133,7 +136,9 @@ def upload(actor: Actor) -> None:
                     rows = make_rows(job.number, 0, job.shards[0])
                     client.put(history.name, _slice(random, rows))
             history.acknowledge(change)
-            actor.record(f"{'dropped' if drops else f'uploaded job {job.number} to'} {history.name}")
+            actor.record(
+                f"{'dropped' if drops else f'uploaded job {job.number} to'} {history.name}"
+            )
         except NotFoundError as error:
             actor.expect_error(error, since, drops and None in history.possible)
         except SplitArrowError as error:
@@ -187,9 +192,7 @@ def publish(actor: Actor) -> None:
         actor.think()
 
 
-def _publish_shards(
-    actor: Actor, name: str, job: Job, tables: list[pa.Table], mode: str
-) -> None:
+def _publish_shards(actor: Actor, name: str, job: Job, tables: list[pa.Table], mode: str) -> None:
     with actor.connect() as client:
         for ordinal, table in enumerate(tables):
             batches = _slice(actor.random, table)
@@ -221,7 +224,7 @@ def read(actor: Actor) -> None:
         since = world.now
         selection = draw_selection(random)
         options: dict[str, Any] = {
-            "transport": random.choice(("auto", "auto", "tcp", "flight")),
+            "transport": random.choice(("auto", "auto", "auto", "tcp", "flight")),
             "stall_timeout": _STALL_SECONDS,
             "prefetch_bytes": random.choice((None, 0, 1 << 16)),
             "connect_timeout": 3.0,
@@ -234,22 +237,17 @@ def read(actor: Actor) -> None:
         try:
             uris = [host.uri for host in actor.cluster.origins]
             batches: list[pa.RecordBatch] = []
-            with actor.connect(uris if is_cluster else None) as client:
-                with client.read(history.name, **selection.arguments(), **options) as stream:
-                    schema = stream.schema
-                    while True:
-                        begin = world.now
-                        try:
-                            batch = next(stream, None)
-                        finally:
-                            _check_wait(actor, world.now - begin)
-                        if batch is None:
-                            break
-                        batches.append(batch)
-                        if pause:
-                            time.sleep(pause)
-                        if leaves:
-                            break
+            with (
+                actor.connect(uris if is_cluster else None) as client,
+                client.read(history.name, **selection.arguments(), **options) as stream,
+            ):
+                schema = stream.schema
+                while (batch := _wait_for_batch(actor, stream)) is not None:
+                    batches.append(batch)
+                    if pause:
+                        time.sleep(pause)
+                    if leaves:
+                        break
             if leaves:
                 actor.record(f"left a read of {history.name}")
             else:
@@ -272,11 +270,15 @@ def read(actor: Actor) -> None:
         actor.think()
 
 
-def _check_wait(actor: Actor, seconds: float) -> None:
-    if actor.process.was_paused:
-        return
-    if seconds > _LONGEST_SECONDS + _SLACK_SECONDS:
-        raise SimulationError(f"{actor.process.name} waited {seconds:.1f} s for a batch")
+def _wait_for_batch(actor: Actor, stream: Any) -> pa.RecordBatch | None:
+    """Return the next batch of a stream, which must not take too long."""
+    begin = World.current.now
+    try:
+        return next(stream, None)
+    finally:
+        seconds = World.current.now - begin
+        if seconds > _LONGEST_SECONDS + _SLACK_SECONDS and not actor.process.was_paused:
+            raise SimulationError(f"{actor.process.name} waited {seconds:.1f} s for a batch")
 
 
 def intrude(actor: Actor) -> None:
@@ -371,5 +373,3 @@ KINDS: dict[str, Callable[[Actor], None]] = {
     "hold": hold,
     "check": check_final,
 }
-
-UNUSED = (Network, find_rows)

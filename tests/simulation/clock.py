@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from random import Random
 from selectors import SelectorKey
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
 import anyio.to_thread
@@ -197,7 +197,7 @@ class World:
 class Thread:
     """A thread of a simulated process, with the interface of `threading.Thread`."""
 
-    all_threads: list[Thread] = []
+    all_threads: ClassVar[list[Thread]] = []
 
     def __init__(
         self,
@@ -535,12 +535,18 @@ class _Task(asyncio.Task[Any]):
         return self._number
 
 
+def _fail(_loop: object, context: dict[str, Any]) -> None:
+    """Let a run fail in which a callback raises."""
+    World.current.fail(context.get("exception") or SimulationError(context["message"]))
+
+
 class EventLoop(asyncio.SelectorEventLoop):
     """The event loop of a simulated process."""
 
     def __init__(self) -> None:
         self._waiter = Selector(World.current)
         super().__init__(self._waiter)  # pyright: ignore[reportArgumentType]
+        self.set_exception_handler(_fail)
         self.set_task_factory(lambda loop, coro, **options: _Task(coro, loop=loop, **options))
 
     def _make_self_pipe(self) -> None:
@@ -646,7 +652,7 @@ def install() -> None:
     class Scope(_asyncio.CancelScope):
         __slots__ = ("_number",)
 
-        def __init__(self, deadline: float = math.inf, shield: bool = False) -> None:
+        def __init__(self, *, deadline: float = math.inf, shield: bool = False) -> None:
             world = getattr(World, "current", None)
             self._number = 0 if world is None else world.next_id()
             first(self, deadline, shield)

@@ -63,6 +63,10 @@ class Host:
         self.disk = Disk(cluster.folder / f"host{number}")
         self.process: Process | None = None
         self.daemon: Daemon | None = None
+        self.socket = cluster.folder / f"run{number}" / "data.sock"
+        self.socket.parent.mkdir()
+        self.guests: list[Process] = []
+        """The clients on this host."""
         self.starts = 0
         self.has_stopped = False
         """Whether the daemon has ended by itself."""
@@ -86,7 +90,8 @@ class Host:
     def _serve(self) -> None:
         folder = Path(self.disk.folder)
         given: dict[str, Any] = {
-            "listen": (f"tcp://{self.address}:7001",),
+            "listen": (f"tcp://{self.address}:7001", f"shm://{self.socket}"),
+            "shm_copy": True,
             "control": self.uri,
             "insecure": True,
             "poll_seconds": 2.0,
@@ -141,9 +146,12 @@ class Host:
         if self.process is None or not self.is_running:
             return
         self.process.kill(power=power)
+        for guest in self.guests if power else ():
+            guest.kill(power=True)
         disk.release_locks(self.process)
         if power:
             self.disk.lose_power()
+            self.socket.unlink(missing_ok=True)
 
     def call(self, function: Callable[[Daemon], object]) -> None:
         """Call a function on the event loop of the daemon, if it runs."""
@@ -209,7 +217,7 @@ class Cluster:
                 raise SimulationError(f"{host.name} holds {held} bytes of {limit}")
             most = daemon.settings.max_streams_per_principal
             if most is not None:
-                for principal, count in daemon.context.usage.streams._counts.items():
+                for principal, count in _counts(daemon.context.usage.streams).items():
                     if count > most:
                         raise SimulationError(f"{principal} reads {count} streams of {most}")
 
@@ -243,11 +251,12 @@ class Cluster:
         metrics, network = host.daemon.metrics, Network.current
         started, ended = metrics.started_streams, metrics.ended_streams
         carried = network.carried[host.process.name, 7001]
+        local = network.carried[host.process.name, 0]  # over shared memory
         sent = sum(value for labels, value in metrics.sent_bytes.items() if labels[1] == "tcp")
         streams = sum(value for labels, value in started.items() if labels[1] == "tcp")
         found = {
             "streams that began": (sum(started.values()), sum(ended.values())),
-            "connections": (metrics.connections_total, carried.connections),
+            "connections": (metrics.connections_total, carried.connections + local.connections),
             "durations of streams": (
                 sum(sum(each.counts) for each in metrics.stream_seconds.values()),
                 sum(ended.values()),
@@ -300,14 +309,20 @@ def _list_held(host: Host) -> dict[str, float]:
         "sessions": len(daemon._sessions),
         "bytes of messages": context.memory.held,
         "streams that share memory": context.memory._streams,
-        "streams of principals": len(list(context.usage.streams)),
-        "addresses": len(list(context.usage.addresses)),
+        "streams of principals": len(_counts(context.usage.streams)),
+        "addresses": len(_counts(context.usage.addresses)),
         "threads": daemon._thread_shares._used.total(),
         "reads": bool(context.reads),
         "leases": values["leases"],
+        "leased bytes": values["leased_bytes"],
+        "freed offsets that nobody had leased": values["bad_frees"],
         "connections": values["connections"],
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _counts(counter: Any) -> dict[str, int]:
+    return counter._counts
 
 
 def _list_values(daemon: Daemon) -> dict[str, float]:
@@ -315,12 +330,11 @@ def _list_values(daemon: Daemon) -> dict[str, float]:
 
 
 def _format_tokens() -> str:
-    entries: list[str] = []
-    for name in PRINCIPALS:
-        entries.append(
-            f'[[tokens]]\nname = "{name}"\ntoken = "{_TOKENS[name]}"\n'
-            f'datasets = ["{name}-*", "shared-*"]\nwrite = ["{name}-*", "shared-*"]\n'
-        )
+    entries = [
+        f'[[tokens]]\nname = "{name}"\ntoken = "{_TOKENS[name]}"\n'
+        f'datasets = ["{name}-*", "shared-*"]\nwrite = ["{name}-*", "shared-*"]\n'
+        for name in PRINCIPALS
+    ]
     entries.append(
         f'[[tokens]]\nname = "operator"\ntoken = "{_TOKENS["operator"]}"\n'
         'datasets = ["*"]\nwrite = ["*"]\n'

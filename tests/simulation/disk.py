@@ -18,7 +18,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from .clock import EPOCH_SECONDS, World
 from .processes import Process
@@ -43,7 +43,7 @@ class _Change(NamedTuple):
 class Disk:
     """The disk of a host, in a folder."""
 
-    by_folder: dict[str, Disk] = {}
+    by_folder: ClassVar[dict[str, Disk]] = {}
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
@@ -226,7 +226,12 @@ def _describe(status: os.stat_result) -> os.stat_result:
     now = int((World.current.now + EPOCH_SECONDS) * 1e6) * 1000
     mtime = _times.setdefault(key, now + len(_times))
     values = list(status)
-    values[1], values[7], values[8], values[9] = inode, mtime // 10**9, mtime // 10**9, mtime // 10**9
+    values[1], values[7], values[8], values[9] = (
+        inode,
+        mtime // 10**9,
+        mtime // 10**9,
+        mtime // 10**9,
+    )
     names = {
         "st_atime": mtime / 1e9,
         "st_mtime": mtime / 1e9,

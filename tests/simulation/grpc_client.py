@@ -269,7 +269,7 @@ class Connection:
             found = wait_for_descriptors(
                 {self._socket.fileno(): wanted},
                 since - world.now,
-                lambda: self._is_blocked and not wanted & _WRITE,
+                lambda wanted=wanted: self._is_blocked and not wanted & _WRITE,
             )
             if self.is_dead:
                 return
@@ -322,7 +322,9 @@ class Connection:
         elif isinstance(event, h2.events.DataReceived):
             padding = (event.flow_controlled_length or 0) - len(event.data or b"")
             if call is None:
-                self._h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id)
+                self._h2.acknowledge_received_data(
+                    event.flow_controlled_length or 0, event.stream_id
+                )
             else:
                 call.unread += len(event.data or b"")
                 call.receive(event.data or b"")
@@ -338,9 +340,7 @@ class Connection:
             call.end()
         elif isinstance(event, h2.events.StreamReset):
             self._calls.pop(call.stream, None)
-            call.fail(
-                grpc.StatusCode.UNAVAILABLE, f"RST_STREAM with error code {event.error_code}"
-            )
+            call.fail(grpc.StatusCode.UNAVAILABLE, f"RST_STREAM with error code {event.error_code}")
         if self.is_going_away and not self._calls:
             self.close("GOAWAY received")
 
@@ -425,7 +425,9 @@ class Channel:
                 try:
                     self._connection = self._open()
                 except OSError as error:
-                    reason = error.strerror or "connection attempt timed out before receiving SETTINGS"
+                    reason = (
+                        error.strerror or "connection attempt timed out before receiving SETTINGS"
+                    )
                     late = call.deadline is not None and World.current.now >= call.deadline
                     if not waits or late or call.status is not None:
                         host, port = self._address

@@ -52,9 +52,7 @@ EMPTY = make_rows(0, 0, 0)
 def find_rows(state: tuple[Job, ...]) -> pa.Table:
     """Return the rows of a state."""
     parts = [
-        make_rows(job.number, shard, rows)
-        for job in state
-        for shard, rows in enumerate(job.shards)
+        make_rows(job.number, shard, rows) for job in state for shard, rows in enumerate(job.shards)
     ]
     return pa.concat_tables(parts or [EMPTY]).combine_chunks()
 
@@ -92,9 +90,7 @@ class History:
     def __init__(self, name: str) -> None:
         self.name = name
         self._possible: frozenset[State] = frozenset([None])
-        self._times: list[tuple[float, frozenset[State]]] = [
-            (World.current.now, self._possible)
-        ]
+        self._times: list[tuple[float, frozenset[State]]] = [(World.current.now, self._possible)]
         self._pending: list[Change] = []
         self.acknowledged = 0
 

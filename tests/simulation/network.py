@@ -9,12 +9,16 @@ takes too long, as with keep-alive probes.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
 import socket
+import stat
 import struct
+import termios
+from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +32,8 @@ _LOST_SECONDS = 60.0
 """The time after which the probes of a connection over a dead link end it."""
 _LOCAL_SECONDS = 0.00002
 _TCP_INFO = struct.Struct("<2xBB52xI")
-_real_pread = os.pread
+_CREDENTIALS = struct.Struct("iII")
+_real_pread, _real_ioctl = os.pread, fcntl.ioctl
 
 
 @dataclass(slots=True)
@@ -200,7 +205,10 @@ class End(Waitable):
         self.is_at_end = False
         self.unread = 0
         """What this end has sent and the other end has not read, in bytes."""
-        self._flying: deque[tuple[float, str, bytes]] = deque()
+        self._flying: deque[tuple[float, str, bytes, list[int]]] = deque()
+        self._rights: deque[tuple[int, list[int]]] = deque()
+        """Descriptors that have arrived, with the position of the byte that they came with."""
+        self._position = 0
         self._arrives = 0.0
         Network.current.ends[self.number] = self
 
@@ -231,6 +239,23 @@ class End(Waitable):
 
         world.call_later(delay, arrive)
 
+    def connect_here(self, path: str) -> None:
+        """Connect to a Unix socket, which only processes of the same host reach."""
+        address = path, 0
+        listening = Network.current.listening.get(address)
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        if listening is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        if listening.process.address != self.process.address:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        peer = End(listening.process, address)
+        self.address, self.peer_address, peer.peer_address = address, address, address
+        self.peer, peer.peer = peer, self
+        self.is_connected = peer.is_connected = True
+        listening.pending.append(peer)
+        listening.notify()
+
     def _establish(self) -> None:
         if not self.is_closed and not self.error:
             self.is_connecting, self.is_connected = False, True
@@ -243,8 +268,8 @@ class End(Waitable):
         """The bytes that can be sent now."""
         return max(0, Network.current.buffer_bytes - self.unread)
 
-    def send(self, parts: Iterable[Any]) -> int:
-        """Send what there is room for; return its size."""
+    def send(self, parts: Iterable[Any], descriptors: Iterable[int] = ()) -> int:
+        """Send what there is room for, and copies of descriptors; return its size."""
         self.check()
         if self.has_ended:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
@@ -265,7 +290,7 @@ class End(Waitable):
             self._sent_at = World.current.now
         self.unread += len(data)
         Network.current.carried[self.process.name, self.address[1]].nbytes += len(data)
-        self._fly("data", data)
+        self._fly("data", data, [os.dup(each) for each in descriptors])
         if self.user_seconds is not None and not self._is_timed:
             self._is_timed = True
             World.current.call_later(self.user_seconds, self._check_acknowledged)
@@ -282,7 +307,7 @@ class End(Waitable):
             self._is_timed = True
             World.current.call_later(left, self._check_acknowledged)
 
-    def _fly(self, kind: str, data: bytes = b"") -> None:
+    def _fly(self, kind: str, data: bytes = b"", descriptors: Sequence[int] = ()) -> None:
         """Let a segment leave. It arrives after those before it."""
         network, world = Network.current, World.current
         parts = [data]
@@ -293,7 +318,8 @@ class End(Waitable):
         for part in parts:
             delay = network.draw_delay(self.address[0], self.peer_address[0])
             self._arrives = max(self._arrives, world.now + delay)
-            self._flying.append((self._arrives, kind, part))
+            self._flying.append((self._arrives, kind, part, [*descriptors]))
+            descriptors = ()
             world.call_at(self._arrives, self.pump)
             if breaks:
                 world.call_at(self._arrives, self._break)
@@ -302,7 +328,9 @@ class End(Waitable):
     def _break(self) -> None:
         """Let both ends lose the connection."""
         if self.is_connected and not self.error:
-            World.current.record(f"connection {self.address} – {self.peer_address} breaks", "network")
+            World.current.record(
+                f"connection {self.address} – {self.peer_address} breaks", "network"
+            )
             Network.current.on_break()
         self.break_off(errno.ECONNRESET)
         if self.peer is not None:
@@ -314,9 +342,12 @@ class End(Waitable):
         if not self._flying or network.is_down(self.address[0], self.peer_address[0]):
             return
         peer = self.peer
+        if Process.is_off(self.peer_address[0]):
+            World.current.call_later(1.0, self.pump)  # the kernel repeats it
+            return
         while self._flying and self._flying[0][0] <= now:
-            _, kind, data = self._flying.popleft()
-            if peer is None or Process.is_off(self.peer_address[0]):
+            _, kind, data, descriptors = self._flying.popleft()
+            if peer is None:
                 continue
             if kind == "reset":
                 peer.break_off(errno.ECONNRESET)
@@ -328,6 +359,8 @@ class End(Waitable):
                 peer.notify()
             else:
                 network.carried[peer.process.name, peer.address[1]].requests += 1
+                if descriptors:
+                    peer._rights.append((peer._position + peer.received_bytes, descriptors))
                 peer.received.append(memoryview(data))
                 peer.received_bytes += len(data)
                 peer.notify()
@@ -337,13 +370,16 @@ class End(Waitable):
     def receive_into(self, views: Iterable[Any], *, peek: bool = False) -> int:
         """Fill views with what has arrived; 0 at the end."""
         total = 0
+        # What comes with a descriptor begins a new message.
+        later = [at for at, _ in self._rights if at > self._position]
+        most = later[0] - self._position if later else self.received_bytes
         for view in views:
             target = memoryview(view)
             if target.format != "B":
                 target = target.cast("B")
-            while self.received and len(target):
+            while self.received and len(target) and total < most:
                 part = self.received[0]
-                count = min(len(part), len(target))
+                count = min(len(part), len(target), most - total)
                 target[:count] = part[:count]
                 target = target[count:]
                 total += count
@@ -355,6 +391,7 @@ class End(Waitable):
                     self.received[0] = part[count:]
         if total:
             self.received_bytes -= total
+            self._position += total
             peer = self.peer
             if peer is not None:
                 peer.unread -= total
@@ -364,6 +401,12 @@ class End(Waitable):
         if self.is_at_end or self.has_ended:
             return 0
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    def take_descriptors(self) -> list[int]:
+        """Return the descriptors that came with what was received last."""
+        if self._rights and self._rights[0][0] < self._position:
+            return self._rights.popleft()[1]
+        return []
 
     def check(self) -> None:
         """Raise the error of the connection."""
@@ -400,6 +443,10 @@ class End(Waitable):
         elif self.peer is not None:
             self.peer.break_off(errno.ECONNRESET)
         self.received.clear()
+        for _, descriptors in self._rights:
+            for each in descriptors:
+                os.close(each)
+        self._rights.clear()
         self.notify()
 
     def vanish(self) -> None:
@@ -446,7 +493,9 @@ def wait_for_descriptors(
     """Wait until a descriptor is ready, and return all that are, with their events."""
     world, descriptors = World.current, Network.current.descriptors
     end = None if timeout is None else world.now + max(timeout, 0.0)
-    sockets = [(each, descriptors[each], mask) for each, mask in wanted.items() if each in descriptors]
+    sockets = [
+        (each, descriptors[each], mask) for each, mask in wanted.items() if each in descriptors
+    ]
     closed = [(each, mask) for each, mask in wanted.items() if each not in descriptors]
     while True:
         found = closed + [
@@ -518,7 +567,14 @@ class Socket:
     def gettimeout(self) -> float | None:
         return self._timeout
 
-    def bind(self, address: tuple[str, int]) -> None:
+    def bind(self, address: Any) -> None:
+        if self.family == socket.AF_UNIX:
+            try:
+                os.mknod(address, stat.S_IFSOCK | 0o600)
+            except FileExistsError:
+                raise OSError(errno.EADDRINUSE, "Address already in use") from None
+            self._bound = (address, 0)
+            return
         host = self._process().address
         port = address[1] or Network.current.choose_port()
         if (host, port) in Network.current.listening:
@@ -543,7 +599,10 @@ class Socket:
         self._open().connect((address[0], address[1]))
         return errno.EINPROGRESS
 
-    def connect(self, address: tuple[str, int]) -> None:
+    def connect(self, address: Any) -> None:
+        if self.family == socket.AF_UNIX:
+            self._open().connect_here(address)
+            return
         self.connect_ex(address)
         wait_for_descriptors({self._descriptor: _WRITE}, self._timeout)
         if self._open().is_connecting:
@@ -562,7 +621,7 @@ class Socket:
         return end.peer_address
 
     def sendmsg(self, buffers: Iterable[Any], ancdata: Any = (), flags: int = 0) -> int:
-        return self._open().send(buffers)
+        return self._open().send(buffers, [each for _, _, numbers in ancdata for each in numbers])
 
     def send(self, data: Any, flags: int = 0) -> int:
         return self._open().send([data])
@@ -578,8 +637,17 @@ class Socket:
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         return self._open().receive_into([buffer])
 
-    def recvmsg_into(self, buffers: Iterable[Any]) -> tuple[int, list[Any], int, Any]:
-        return self._open().receive_into(buffers), [], 0, None
+    def recvmsg_into(
+        self, buffers: Iterable[Any], ancbufsize: int = 0, flags: int = 0
+    ) -> tuple[int, list[Any], int, Any]:
+        end = self._open()
+        count = end.receive_into(buffers)
+        taken = end.take_descriptors()
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", taken).tobytes())
+        return count, [rights] if taken else [], 0, None
+
+    def dup(self) -> Socket:
+        return Socket(self.family, self.type, self.proto, Network.current.open(self._open()))
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
         data = bytearray(bufsize)
@@ -601,6 +669,10 @@ class Socket:
         if (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO):
             silence = 0.0 if end is None else end.silence
             return _TCP_INFO.pack(5 if silence else 0, 0, int(silence * 1000))
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_PEERCRED):
+            peer = None if end is None else end.peer
+            number = 0 if peer is None else 1000 + peer.number
+            return _CREDENTIALS.pack(number, os.getuid(), os.getgid())
         if size:
             return b"reno".ljust(size, b"\0")
         return 0
@@ -627,10 +699,16 @@ class Socket:
     def close(self) -> None:
         if self._descriptor < 0:
             return
-        what = Network.current.descriptors.pop(self._descriptor, None)
+        descriptors = Network.current.descriptors
+        what = descriptors.pop(self._descriptor, None)
         self._descriptor = -1
-        if what is not None and not what_is_dead(what):
-            what.close()
+        if (
+            what is None
+            or what.process.is_dead
+            or any(each is what for each in descriptors.values())
+        ):
+            return
+        what.close()
 
     def __enter__(self) -> Socket:
         return self
@@ -641,11 +719,6 @@ class Socket:
     def __del__(self) -> None:
         if self._descriptor >= 0 and getattr(World, "current", None) is not None:
             self.close()
-
-
-def what_is_dead(what: End | Listening) -> bool:
-    """Return whether the process of a socket has died, which has closed it."""
-    return what.process.is_dead
 
 
 class Poll:
@@ -685,7 +758,9 @@ class Poll:
 class Epoll(Poll):
     """`select.epoll`, whose time is in seconds."""
 
-    def poll(self, timeout: float | None = None, maxevents: int = -1) -> list[tuple[int, int]]:
+    def poll(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, timeout: float | None = None, maxevents: int = -1
+    ) -> list[tuple[int, int]]:
         return self._wait(None if timeout is None or timeout < 0 else timeout)
 
 
@@ -701,6 +776,16 @@ def _send_file(out_fd: int, in_fd: int, offset: int, count: int) -> int:
     return end.send([data]) if data else 0
 
 
+def _control(descriptor: Any, request: int, argument: Any = 0, *flags: Any) -> Any:
+    """Answer how much of what was sent is unread, as `fcntl.ioctl` does."""
+    number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
+    end = Network.current.descriptors.get(number)
+    if request != termios.TIOCOUTQ or not isinstance(end, End):
+        return _real_ioctl(descriptor, request, argument, *flags)
+    memoryview(argument).cast("B")[:4] = end.unread.to_bytes(4, "little")
+    return 0
+
+
 def _resolve(host: str, port: Any, *_: Any, **__: Any) -> list[tuple[Any, ...]]:
     return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
 
@@ -711,4 +796,5 @@ def install() -> None:
     socket.getaddrinfo = _resolve  # pyright: ignore[reportAttributeAccessIssue]
     select.poll = Poll  # pyright: ignore[reportAttributeAccessIssue]
     select.epoll = Epoll  # pyright: ignore[reportAttributeAccessIssue]
+    fcntl.ioctl = _control
     os.sendfile = _send_file  # pyright: ignore[reportAttributeAccessIssue]

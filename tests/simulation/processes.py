@@ -7,7 +7,7 @@ this interpreter. What the product keeps once for each process is kept once for 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from .clock import Thread, World
 
@@ -15,9 +15,9 @@ from .clock import Thread, World
 class Process:
     """A simulated process."""
 
-    by_address: dict[str, Process] = {}
+    by_address: ClassVar[dict[str, Process]] = {}
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, address: str, *, is_guest: bool = False) -> None:
         self.name = name
         self.address = address
         self.is_dead = self.is_paused = False
@@ -30,7 +30,8 @@ class Process:
         """What the product keeps once for each process."""
         self.is_done = False
         self.was_paused = False
-        Process.by_address[address] = self
+        if not is_guest:
+            Process.by_address[address] = self
 
     @staticmethod
     def is_off(address: str) -> bool:

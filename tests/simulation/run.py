@@ -11,9 +11,11 @@ import pickle
 import shutil
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import disk, setup
 from .actors import Actor, ActorPlan
@@ -23,14 +25,17 @@ from .network import Network
 from .processes import Process
 from .scenarios import Fault, Plan, draw_plan, list_smaller, load_plan, save_plan
 
+if TYPE_CHECKING:
+    from splitarrow.server.daemon import Daemon
+
 _FOLDER = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp")
 _LIMIT_SECONDS = 1500.0
-_IDLE_SECONDS = 40.0
-_FOLLOW_SECONDS = 10.0
-"""The time in which a relay has to follow its upstream."""
+_IDLE_SECONDS = 80.0
+_FOLLOW_SECONDS = 45.0
+"""The time in which a relay has to follow its upstream: a keep-alive finds a dead connection."""
 _DRAIN_SECONDS = 60.0
 _MAX_SHRINKS = 120
-_REAL_SECONDS = 10
+_REAL_SECONDS = 60
 """The time after which a run has taken a real lock, or does not end."""
 
 
@@ -66,7 +71,7 @@ class Run:
         Thread.all_threads.clear()
         self.cluster = Cluster(list(plan.daemons), folder, has_tokens=plan.has_tokens)
         self.network.on_break = self.cluster.note_fault
-        for number, actor in enumerate(plan.actors):
+        for actor in plan.actors:
             if actor.kind in ("upload", "publish"):
                 self.cluster.owners[actor.dataset] = actor.host
             if actor.options.get("replicas"):
@@ -144,7 +149,7 @@ class Run:
 
         def begin() -> None:
             cluster.note_fault()
-            undo = None
+            undo: Callable[[], object] | None = None
             match fault.kind:
                 case "break":
                     self.network.break_one()
@@ -162,10 +167,7 @@ class Run:
                 case "full":
                     host.disk.is_full = True
                     world.record("its disk is full", host.name)
-
-                    def undo() -> None:
-                        host.disk.is_full = False
-
+                    undo = partial(setattr, host.disk, "is_full", False)
                 case "drain":
                     host.call(lambda daemon: daemon.drain())
                     world.record("is asked to end", host.name)
@@ -187,20 +189,20 @@ class Run:
                     pass
             if undo is not None:
                 cluster.faults += 1
-                world.call_later(fault.seconds, lambda: end(undo))
+                world.call_later(fault.seconds, partial(end, undo))
 
-        def end(undo: object) -> None:
+        def end(undo: Callable[[], object]) -> None:
             cluster.faults -= 1
             cluster.note_fault()
-            undo()  # pyright: ignore
+            undo()
 
         world.call_later(fault.at, begin)
 
     def _settle(self, host: object) -> None:
         for name, owner in self.cluster.owners.items():
-            if self.cluster.hosts[owner % len(self.cluster.hosts)] is host:
-                if name not in self.cluster.replicated:
-                    self.cluster.history(name).settle()
+            is_here = self.cluster.hosts[owner % len(self.cluster.hosts)] is host
+            if is_here and name not in self.cluster.replicated:
+                self.cluster.history(name).settle()
 
     def _end_faults(self) -> None:
         """Let everything work again."""
@@ -230,8 +232,8 @@ class Run:
     is_done = False
 
 
-def _cancel_all(daemon: object) -> None:
-    for stream in daemon.streams:  # pyright: ignore
+def _cancel_all(daemon: Daemon) -> None:
+    for stream in daemon.streams:
         stream.cancel()
 
 
@@ -344,7 +346,9 @@ def print_story(plan: Plan, result: Result) -> None:
 def main(arguments: list[str]) -> int:
     """Run seeds: one that is printed as a story, or a range."""
     parser = argparse.ArgumentParser(prog="python -m simulation")
-    parser.add_argument("first", type=int, nargs="?", default=0, metavar="SEED", help="the seed, or the first one")
+    parser.add_argument(
+        "first", type=int, nargs="?", default=0, metavar="SEED", help="the seed, or the first one"
+    )
     parser.add_argument("last", type=int, nargs="?", help="the seed after the last one")
     parser.add_argument("--raw", action="store_true", help="do not shrink a run that fails")
     parser.add_argument("--stop", action="store_true", help="stop after the first failure")

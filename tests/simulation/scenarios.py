@@ -88,7 +88,11 @@ def _draw_settings(random: Random) -> dict[str, Any]:
     return settings
 
 
-def _actor(random: Random, kind: str, dataset: str, host: int, steps: int, **options: Any) -> ActorPlan:
+def _actor(
+    random: Random, kind: str, dataset: str, host: int, steps: int, **options: Any
+) -> ActorPlan:
+    if kind in ("read", "hold") and random.random() < 0.4:
+        options["local"] = True
     return ActorPlan(kind, dataset, host, steps, random.getrandbits(32), options)
 
 
@@ -97,8 +101,10 @@ def uploads(random: Random, seed: int) -> Plan:
     writers = random.randrange(1, 3)
     names = [f"alice-{number}" for number in range(writers)]
     actors = [_actor(random, "upload", name, 0, random.randrange(1, 5)) for name in names]
-    for _ in range(random.randrange(1, 4)):
-        actors.append(_actor(random, "read", random.choice(names), 0, random.randrange(1, 4)))
+    actors += [
+        _actor(random, "read", random.choice(names), 0, random.randrange(1, 4))
+        for _ in range(random.randrange(1, 4))
+    ]
     settings = _draw_settings(random)
     if random.random() < 0.1:
         settings["writable_bytes"] = 150_000
@@ -116,8 +122,10 @@ def uploads(random: Random, seed: int) -> Plan:
 def publications(random: Random, seed: int) -> Plan:
     """One daemon: versions are published and pruned while others read them."""
     actors = [_actor(random, "publish", "alice-p", 0, random.randrange(1, 4))]
-    for _ in range(random.randrange(1, 3)):
-        actors.append(_actor(random, "read", "alice-p", 0, random.randrange(1, 4)))
+    actors += [
+        _actor(random, "read", "alice-p", 0, random.randrange(1, 4))
+        for _ in range(random.randrange(1, 3))
+    ]
     return Plan(
         seed,
         "publications",
@@ -133,8 +141,10 @@ def replicas(random: Random, seed: int) -> Plan:
     """Two or three daemons hold each shard twice."""
     count = random.randrange(2, 4)
     actors = [_actor(random, "publish", "alice-r", 0, random.randrange(1, 3), replicas=2)]
-    for _ in range(random.randrange(1, 3)):
-        actors.append(_actor(random, "read", "alice-r", 0, random.randrange(1, 3), replicas=2))
+    actors += [
+        _actor(random, "read", "alice-r", 0, random.randrange(1, 3), replicas=2)
+        for _ in range(random.randrange(1, 3))
+    ]
     return Plan(
         seed,
         "replicas",
@@ -202,9 +212,10 @@ def draw_plan(seed: int) -> Plan:
 
 def list_smaller(plan: Plan) -> list[Plan]:
     """Return plans with less in them, the smallest first."""
-    smaller: list[Plan] = []
-    for index in range(len(plan.faults)):
-        smaller.append(replace(plan, faults=plan.faults[:index] + plan.faults[index + 1 :]))
+    smaller = [
+        replace(plan, faults=plan.faults[:index] + plan.faults[index + 1 :])
+        for index in range(len(plan.faults))
+    ]
     for index, actor in enumerate(plan.actors):
         if len(plan.actors) > 1:
             rest = plan.actors[:index] + plan.actors[index + 1 :]
@@ -224,9 +235,12 @@ def list_smaller(plan: Plan) -> list[Plan]:
             smaller.append(replace(plan, daemons=daemons))
     if plan.failing_share:
         smaller.append(replace(plan, failing_share=0.0))
-    for name in ("break_share", "split_share", "jitter"):
-        if plan.network.get(name):
-            smaller.append(replace(plan, network={**plan.network, name: 0.0}))
+    chances = ("break_share", "mangle_share", "split_share", "jitter")
+    smaller += [
+        replace(plan, network={**plan.network, name: 0.0})
+        for name in chances
+        if plan.network.get(name)
+    ]
     return smaller
 
 

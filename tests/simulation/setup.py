@@ -9,9 +9,9 @@ from __future__ import annotations
 # Libraries that make subclasses of what is replaced come first.
 import concurrent.futures.thread
 import gc
-import importlib
 import http.client
 import http.server
+import importlib
 import logging.handlers
 import multiprocessing.connection
 import os
@@ -25,6 +25,7 @@ import sys
 import tempfile
 import urllib.request
 import uuid
+from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ import anyio.from_thread
 import grpc
 import h2.connection
 import pyarrow as pa
-import pyarrow.compute
-import pyarrow.dataset
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pydantic_settings
 import structlog
 
@@ -48,14 +49,13 @@ import splitarrow
 from splitarrow.client.rpc import channel as client_channel
 from splitarrow.client.rpc import errors
 from splitarrow.client.stream import format_choice, remote_bodies
-from splitarrow.client import kept_clients
-from splitarrow.publication import version_store
 from splitarrow.protocol.messages import FrameRun
-from splitarrow.server.bodies import FrameWriter
+from splitarrow.publication import version_store
 from splitarrow.server import control, daemon, listeners, report, session, usage
+from splitarrow.server.bodies import FrameWriter
 from splitarrow.server.catalog import published
 from splitarrow.server.uploads import publication
-from splitarrow.transport import grpc_usage, idle_connections, sockets, tcp
+from splitarrow.transport import grpc_usage, sockets, tcp
 from splitarrow.transport.memory import files
 
 from .clock import World
@@ -65,7 +65,7 @@ from .processes import PerProcess
 IMPORTED = (
     *(concurrent.futures.thread, http.client, http.server, logging.handlers, ssl, shutil),
     *(multiprocessing.connection, queue, socketserver, tempfile, urllib.request, anyio.from_thread),
-    *(grpc, h2.connection, pa.compute, pa.dataset, pydantic_settings, control, sockets),
+    *(grpc, h2.connection, pc, ds, pydantic_settings, control, sockets),
 )
 
 
@@ -121,12 +121,17 @@ def prepare() -> None:
     os.sched_getaffinity = lambda _=0: {0, 1}
     patches: list[tuple[Any, str, Any]] = [
         (client_channel, "_open_channel", _open_channel),
-        (client_channel, "GRPC_USAGE", PerProcess("grpc", lambda: grpc_usage.GrpcUsage(frozenset, True))),
+        (
+            client_channel,
+            "GRPC_USAGE",
+            PerProcess("grpc", lambda: grpc_usage.GrpcUsage(frozenset, True)),
+        ),
         (tcp, "IDLE_SOCKETS", PerProcess("idle sockets", _make_idle_sockets)),
         (sockets, "_early", PerProcess("early", dict)),
         (format_choice, "CHOOSER", PerProcess("chooser", format_choice.FormatChooser)),
         (errors, "_speaks_tls", lambda uri: False),
         (FrameWriter, "send", _send_mangled),
+        (remote_bodies, "_SENDER", PerProcess("lease returns", remote_bodies._Sender)),
         (version_store, "datetime", _Datetime),
         (publication, "datetime", _Datetime),
         # The kernel reports no changes here. The watcher polls as well.
@@ -186,16 +191,16 @@ def _number_futures() -> None:
     Future.__hash__ = lambda self: self._number  # pyright: ignore
 
 
-def raise_unexpected(event: dict[str, Any]) -> None:
+def raise_unexpected() -> None:
     """Let a run fail in which the product logs a traceback."""
     error = sys.exc_info()[1]
     if error is not None:
         World.current.fail(error)
 
 
-def _record_log(_logger: Any, method: str, event: dict[str, Any]) -> str:
+def _record_log(_logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
     if event.get("exc_info"):
-        raise_unexpected(event)
+        raise_unexpected()
     text = " ".join(f"{name}={value}" for name, value in event.items() if name != "event")
     World.current.record(f"{method}: {event['event']} {text}")
     raise structlog.DropEvent
