@@ -257,6 +257,19 @@ SECONDS ?= 600
 fuzz: $(VENV)/fuzz ## attack tickets, actions or http with a fuzzer; TARGET=tickets SECONDS=600
 	@cd tests && nice $(abspath $(BIN)/python) -m fuzz $(TARGET) $(SECONDS) $(ARGS)
 
+# The runs of all seeds differ, so that more minutes try more of them.
+SEED    ?=
+FIRST   ?= 0
+MINUTES ?= 1
+.PHONY: simulate
+simulate: $(VENV)/installed-test ## simulate daemons and clients: SEED=n tells its story; else seeds from FIRST=0 for MINUTES=1
+	@cd tests && $(abspath $(BIN)/python) -m simulation $(if $(SEED),$(SEED),$(FIRST) 1000000000 \
+	    --minutes $(MINUTES) --processes $$(getconf _NPROCESSORS_ONLN)) $(ARGS)
+
+.PHONY: simulate-defects
+simulate-defects: $(VENV)/installed-test ## plant defects, and report how many seeds the simulation needs to find each
+	@cd tests && $(abspath $(BIN)/python) -m simulation.planted $(ARGS)
+
 .PHONY: doctest
 doctest: $(VENV)/installed-test ## run the examples of docstrings, README.md and docs
 	@$(BIN)/pytest $(PARALLEL) -m "not torch" tests/test_examples.py tests/docs $(ARGS)

@@ -352,7 +352,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("last", type=int, nargs="?", help="the seed after the last one")
     parser.add_argument("--raw", action="store_true", help="do not shrink a run that fails")
     parser.add_argument("--stop", action="store_true", help="stop after the first failure")
-    parser.add_argument("--seconds", type=float, help="end after so many seconds")
+    parser.add_argument("--minutes", type=float, help="end after so many minutes")
     parser.add_argument("--processes", type=int, default=1, help="the runs at a time")
     parser.add_argument("--traces", action="store_true", help="print what identifies each run")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan of a run")
@@ -383,7 +383,7 @@ def main(arguments: list[str]) -> int:
             print(f"seed {result.seed} ({result.scenario}): {lines[-1][:300]}", flush=True)
             if options.stop:
                 break
-        if options.seconds is not None and os.times().elapsed - begin > options.seconds:
+        if options.minutes is not None and os.times().elapsed - begin > 60 * options.minutes:
             break
     seconds = os.times().elapsed - begin
     print(
