@@ -309,17 +309,21 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
+class ManifestError(DatasetError):
+    """A manifest is malformed. To read it again gives the same error."""
+
+
 def decode_manifest(data: bytes, label: str) -> Manifest:
     """Return the manifest that a JSON document describes.
 
-    Raises `DatasetError` if the document is malformed, has a later format version, or has an
+    Raises `ManifestError` if the document is malformed, has a later format version, or has an
     impossible value, such as a shard path that leaves the dataset. The error names the label and
     the field.
     """
     try:
         return _decode_manifest(_parse_document(data))
     except ProtocolError as error:
-        raise DatasetError(f"{label} is not a valid manifest: {error.message}") from None
+        raise ManifestError(f"{label} is not a valid manifest: {error.message}") from None
 
 
 def _encode_shard(shard: ShardEntry) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from .locks import VersionLock, VersionLocks
 from .manifest import (
     UNSET,
     Manifest,
+    ManifestError,
     ShardEntry,
     check_properties,
     decode_manifest,
@@ -450,7 +451,7 @@ class VersionStore:
         label = f"{self.location}/{name}"
         manifest = decode_manifest(data, label)
         if manifest.version != version:
-            raise DatasetError(
+            raise ManifestError(
                 f"{label} is not a valid manifest: version is {manifest.version}; "
                 f"expected {version}"
             )

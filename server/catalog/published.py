@@ -23,7 +23,13 @@ from anyio import to_thread
 from ...errors import DatasetError, InvalidRequestError, SplitArrowError, remote_error
 from ...protocol.request import Request
 from ...publication.layout import VERSIONS
-from ...publication.manifest import Manifest, ShardEntry, encode_manifest, encode_ranges
+from ...publication.manifest import (
+    Manifest,
+    ManifestError,
+    ShardEntry,
+    encode_manifest,
+    encode_ranges,
+)
 from ...publication.storage import Storage, StoredObject
 from ...publication.version_store import VersionStore
 from ..logs import get_logger
@@ -323,7 +329,7 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
             return False
         try:
             manifest = self._store.load(newest)
-        except SplitArrowError as error:
+        except ManifestError as error:
             self._newest = manifests[newest]
             self._log.error("version not served", location=self.location, reason=str(error))
             return False

@@ -21,11 +21,9 @@ import secrets
 import shutil
 import socketserver
 import ssl
-import sys
 import tempfile
 import urllib.request
 import uuid
-from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pydantic_settings
-import structlog
 
 from . import clock, disk, network
 
@@ -153,11 +150,10 @@ def prepare() -> None:
     for module, name, value in patches:
         assert hasattr(module, name), f"{module.__name__} has no {name}"
         setattr(module, name, value)
-    structlog.configure(
-        processors=[_record_log],
-        logger_factory=structlog.ReturnLoggerFactory(),
-        cache_logger_on_first_use=False,
-    )
+    logger = logging.getLogger("splitarrow")
+    logger.handlers[:] = [_Recorder()]
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
     _number_futures()
     concurrent.futures.thread._global_shutdown_lock = clock.Lock()  # pyright: ignore
     pa.set_cpu_count(1)
@@ -191,16 +187,15 @@ def _number_futures() -> None:
     Future.__hash__ = lambda self: self._number  # pyright: ignore
 
 
-def raise_unexpected() -> None:
-    """Let a run fail in which the product logs a traceback."""
-    error = sys.exc_info()[1]
-    if error is not None:
-        World.current.fail(error)
+_KNOWN_FIELDS = frozenset(vars(logging.makeLogRecord({})))
 
 
-def _record_log(_logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
-    if event.get("exc_info"):
-        raise_unexpected()
-    text = " ".join(f"{name}={value}" for name, value in event.items() if name != "event")
-    World.current.record(f"{method}: {event['event']} {text}")
-    raise structlog.DropEvent
+class _Recorder(logging.Handler):
+    """Adds what the product logs to the story. A traceback lets the run fail."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = {name: text for name, text in vars(record).items() if name not in _KNOWN_FIELDS}
+        details = " ".join(f"{name}={text}" for name, text in fields.items())
+        World.current.record(f"{record.levelname.lower()}: {record.msg} {details}")
+        if record.exc_info and record.exc_info[1] is not None:
+            World.current.fail(record.exc_info[1])

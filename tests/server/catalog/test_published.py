@@ -6,6 +6,7 @@ import base64
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -229,6 +230,18 @@ def test_a_malformed_manifest_leaves_the_current_version_in_place(
     assert read_dataset(dataset).table == numbers(0, 25)
     with pytest.raises(DatasetError, match=r"00000002\.json is not a valid manifest"):
         PublishedDataset(store.location)
+
+
+def test_a_version_whose_manifest_could_not_be_read_is_served_later(
+    store: VersionStore, dataset: PublishedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, "second", numbers(50))
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset.store.storage, "read", Mock(side_effect=DatasetError("broken")))
+        with pytest.raises(DatasetError, match="broken"):
+            dataset.refresh()
+    assert dataset.refresh()
+    assert read_dataset(dataset).table == numbers(50)
 
 
 def test_a_version_may_have_no_shard(location: str, cache: ObjectCache) -> None:
