@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -23,14 +24,17 @@ from splitarrow.errors import (
 
 from .clock import SimulationError, World
 from .cluster import Cluster, Host
-from .history import Job, Selection, State, make_rows
+from .history import History, Job, Selection, State, make_rows
+from .network import Network
 from .processes import Process
 
 _STALL_SECONDS = 6.0
 _LONGEST_SECONDS = _STALL_SECONDS + 5.0
 """The longest wait for a batch: `stall_timeout` and `RETRY_SECONDS`."""
 _SLACK_SECONDS = 1.5
-_ROWS = (0, 1, 40, 500, 5000)
+_BATCH_BYTES = 600_000
+"""More than the largest batch has."""
+_ROWS = (0, 40, 5000, 20_000, 20_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,12 @@ class Actor:
             client.close()
         else:
             self._client = client
+
+    def wait_for(self, history: History) -> None:
+        """Wait until a dataset exists, but not forever."""
+        end = World.current.now + 20.0
+        while not history.acknowledged and World.current.now < end:
+            time.sleep(0.05)
 
     def think(self) -> None:
         """Wait a little."""
@@ -210,8 +220,8 @@ def draw_selection(random: Random) -> Selection:
     if random.random() < 0.5:
         return Selection()
     columns = random.choice((None, ("job", "n"), ("text", "n"), ("n",)))
-    below = random.choice((None, None, 0, 30, 2500))
-    limit = random.choice((None, None, 1, 450))
+    below = random.choice((None, None, 0, 2500, 15_000))
+    limit = random.choice((None, None, 1, 4000, 12_000))
     return Selection(columns, below, limit)
 
 
@@ -220,6 +230,8 @@ def read(actor: Actor) -> None:
     history, random, world = actor.cluster.history(actor.plan.dataset), actor.random, World.current
     is_cluster = bool(actor.plan.options.get("replicas"))
     is_stale = actor.host.plan.is_relay
+    if random.random() < 0.8:
+        actor.wait_for(history)
     for _ in range(actor.plan.steps):
         since = world.now
         selection = draw_selection(random)
@@ -232,7 +244,7 @@ def read(actor: Actor) -> None:
         }
         if random.random() < 0.2:
             options["compression"] = random.choice(("lz4", "zstd"))
-        leaves = random.random() < 0.15
+        leaves = random.random() < 0.25
         pause = random.choice((0.0, 0.0, 0.0, 0.3))
         try:
             uris = [host.uri for host in actor.cluster.origins]
@@ -277,7 +289,9 @@ def _wait_for_batch(actor: Actor, stream: Any) -> pa.RecordBatch | None:
         return next(stream, None)
     finally:
         seconds = World.current.now - begin
-        if seconds > _LONGEST_SECONDS + _SLACK_SECONDS and not actor.process.was_paused:
+        # A batch may arrive twice.
+        longest = _LONGEST_SECONDS + 2 * Network.current.estimate_seconds(_BATCH_BYTES)
+        if seconds > longest + _SLACK_SECONDS and not actor.process.was_paused:
             raise SimulationError(f"{actor.process.name} waited {seconds:.1f} s for a batch")
 
 
@@ -295,6 +309,8 @@ def intrude(actor: Actor) -> None:
         lambda client: client.put_shard(name, make_rows(999, 0, 3), job="intruder", ordinal=0),
         lambda client: client.publish(name, job="job-1", ordinals=[0]),
         lambda client: client.discard(name, "job-1"),
+        lambda client: _cancel_other(actor, client),
+        lambda client: _cancel_other(actor, client),
     ]
     for _ in range(actor.plan.steps):
         since = World.current.now
@@ -312,9 +328,22 @@ def intrude(actor: Actor) -> None:
         actor.think()
 
 
+def _cancel_other(actor: Actor, client: Any) -> None:
+    """Cancel a stream of the owner of the dataset, once there is one."""
+    for _ in range(200):
+        daemon = actor.host.daemon
+        for stream in () if daemon is None else daemon.streams:
+            if stream.principal == actor.principal:
+                client.act("cancel", json.dumps({"stream": stream.number}).encode())
+                return
+        time.sleep(0.01)
+    raise NotFoundError("there was no stream")
+
+
 def hold(actor: Actor) -> None:
     """Begin reads and do not go on with them, until the process ends."""
     history, random = actor.cluster.history(actor.plan.dataset), actor.random
+    actor.wait_for(history)
     since = World.current.now
     streams: list[Any] = []
     try:

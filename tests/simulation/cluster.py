@@ -21,6 +21,7 @@ from splitarrow.server.auth.access_control import AccessControl
 from splitarrow.server.catalog.catalog import open_catalog
 from splitarrow.server.config import Configuration, Settings
 from splitarrow.server.daemon import Daemon
+from splitarrow.server.metrics import Histogram, MetricType
 from splitarrow.server.uploads.publication import ShardKey
 from splitarrow.server.uploads.store import encode_name
 
@@ -67,6 +68,8 @@ class Host:
         self.socket.parent.mkdir()
         self.guests: list[Process] = []
         """The clients on this host."""
+        self.counters: dict[tuple[str, tuple[str, ...]], float] = {}
+        """The counters of the daemon, as last seen."""
         self.starts = 0
         self.has_stopped = False
         """Whether the daemon has ended by itself."""
@@ -83,7 +86,7 @@ class Host:
         self.starts += 1
         name = self.name if self.starts == 1 else f"{self.name}, start {self.starts}"
         self.process = Process(name, self.address)
-        self.has_stopped, self.daemon = False, None
+        self.has_stopped, self.daemon, self.counters = False, None, {}
         World.current.record("starts", self.name)
         self.process.start(self._serve)
 
@@ -213,6 +216,11 @@ class Cluster:
                 continue
             limit = daemon.settings.stream_memory
             held = daemon.context.memory.held
+            memory = daemon.context.memory
+            for principal, nbytes in memory._held.items():
+                own = sum(stream.principal == principal for stream in daemon.streams)
+                if nbytes > limit // 2 + _GROUP_BYTES * (own + 1):
+                    raise SimulationError(f"{principal} holds {nbytes} bytes of {limit}")
             if held > limit + _GROUP_BYTES * daemon.context.memory._streams:
                 raise SimulationError(f"{host.name} holds {held} bytes of {limit}")
             most = daemon.settings.max_streams_per_principal
@@ -221,12 +229,25 @@ class Cluster:
                     if count > most:
                         raise SimulationError(f"{principal} reads {count} streams of {most}")
 
+    def check_counters(self) -> None:
+        """Check that no counter goes down while a daemon runs."""
+        for host in self.hosts:
+            daemon = host.daemon
+            if daemon is None or not host.is_running or daemon.metrics.moving().locked():
+                continue
+            before, host.counters = host.counters, _list_counters(daemon)
+            for key, value in before.items():
+                now = host.counters.get(key, 0.0)
+                if now < value:
+                    raise SimulationError(f"{host.name}: {key} falls from {value:g} to {now:g}")
+
     def is_idle(self) -> bool:
         """Return whether all daemons run, and hold nothing for clients."""
         return all(
             host.is_running
             and (host.address, 8815) in Network.current.listening
             and host.daemon is not None
+            and not host.daemon.draining
             and not _list_held(host)
             for host in self.hosts
         )
@@ -264,6 +285,9 @@ class Cluster:
             "connections that are open": (values["connections"], 0),
             "rows": (sum(metrics.sent_rows.values()), metrics.rows),
         }
+        failed = sum(count for labels, count in ended.items() if labels[-1] == "failed")
+        if failed > metrics.failures:
+            raise SimulationError(f"{host.name} counts {failed} failures of {metrics.failures}")
         for name, (counted, actual) in found.items():
             if counted != actual:
                 raise SimulationError(f"{host.name} counts {counted} {name}; expected {actual}")
@@ -304,7 +328,14 @@ def _list_held(host: Host) -> dict[str, float]:
     daemon = host.daemon
     assert daemon is not None
     context, values = daemon.context, _list_values(daemon)
+    acceptor, uploads = daemon._acceptor, context.uploads
+    running: Any = 0 if uploads is None else uploads._slots._running.total()
     found = {
+        "running streams in the metrics": values["streams"],
+        "counted connections": 0 if acceptor is None else sum(acceptor._connection_shares._used),
+        "counted descriptors": 0 if acceptor is None else sum(acceptor._descriptor_shares._used),
+        "refused connections": 0 if acceptor is None else acceptor._refusal_descriptors,
+        "running uploads": running,
         "streams": len(list(context.streams)),
         "sessions": len(daemon._sessions),
         "bytes of messages": context.memory.held,
@@ -323,6 +354,14 @@ def _list_held(host: Host) -> dict[str, float]:
 
 def _counts(counter: Any) -> dict[str, int]:
     return counter._counts
+
+
+def _list_counters(daemon: Daemon) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {
+        (metric.name, labels): value
+        for metric, labels, value in daemon.metrics.samples()
+        if metric.type is MetricType.COUNTER and not isinstance(value, Histogram)
+    }
 
 
 def _list_values(daemon: Daemon) -> dict[str, float]:

@@ -30,10 +30,14 @@ _FIRST_PORT = 40_000
 _READ, _WRITE = 1, 2
 _LOST_SECONDS = 60.0
 """The time after which the probes of a connection over a dead link end it."""
+_LARGE_BYTES = 1000
+"""The size of a segment that belongs to a stream."""
+_LARGE_FACTOR = 10
+"""How much more often a connection breaks within such a segment."""
 _LOCAL_SECONDS = 0.00002
 _TCP_INFO = struct.Struct("<2xBB52xI")
 _CREDENTIALS = struct.Struct("iII")
-_real_pread, _real_ioctl = os.pread, fcntl.ioctl
+_real_pread, _real_ioctl, _real_sendfile = os.pread, fcntl.ioctl, os.sendfile
 
 
 @dataclass(slots=True)
@@ -74,9 +78,17 @@ class Network:
         """How often a connection breaks within a segment."""
         self.mangle_share = 0.0
         """How often the messages that a daemon sends together are repeated and reordered."""
+        self.large_segments = 0
+        """The segments of a stream that have left so far."""
+        self.triggers: dict[int, list[Callable[[], object]]] = defaultdict(list)
+        """What happens when the segment of a number leaves."""
         self.on_break: Callable[[], object] = lambda: None
         self._next_descriptor = _FIRST_DESCRIPTOR
         self._next_port = _FIRST_PORT
+
+    def estimate_seconds(self, nbytes: int) -> float:
+        """Return how long it takes at least to transfer some bytes."""
+        return nbytes / self.buffer_bytes * 2 * (self.seconds + self.jitter)
 
     def open(self, what: End | Listening) -> int:
         """Return a new descriptor."""
@@ -128,7 +140,8 @@ class Network:
         """Break a connection: both ends get an error."""
         ends = [end for end in self.ends.values() if end.is_connected]
         if ends:
-            self.world.random.choice(ends)._break()
+            busy = [end for end in ends if end.unread]
+            self.world.random.choice(busy or ends)._break()
 
     def kill(self, process: Process, *, is_silent: bool) -> None:
         """Close the sockets of a process that has died. If its host is gone, nobody learns it."""
@@ -210,6 +223,8 @@ class End(Waitable):
         """Descriptors that have arrived, with the position of the byte that they came with."""
         self._position = 0
         self._arrives = 0.0
+        self._is_cut = False
+        """Whether nothing that is sent now arrives, because the connection breaks before."""
         Network.current.ends[self.number] = self
 
     # Connecting
@@ -310,8 +325,16 @@ class End(Waitable):
     def _fly(self, kind: str, data: bytes = b"", descriptors: Sequence[int] = ()) -> None:
         """Let a segment leave. It arrives after those before it."""
         network, world = Network.current, World.current
+        if self._is_cut:
+            return
         parts = [data]
-        breaks = network.break_share and world.random.random() < network.break_share
+        share = network.break_share
+        if len(data) >= _LARGE_BYTES:
+            share *= _LARGE_FACTOR
+            network.large_segments += 1
+            for trigger in network.triggers.pop(network.large_segments, ()):
+                world.call_at(world.now, trigger)
+        breaks = share and world.random.random() < share
         if len(data) > 1 and (breaks or world.random.random() < network.split_share):
             middle = world.random.randrange(1, len(data))
             parts = [data[:middle], data[middle:]]
@@ -322,6 +345,7 @@ class End(Waitable):
             descriptors = ()
             world.call_at(self._arrives, self.pump)
             if breaks:
+                self._is_cut = True
                 world.call_at(self._arrives, self._break)
                 return
 
@@ -767,7 +791,7 @@ class Epoll(Poll):
 def _send_file(out_fd: int, in_fd: int, offset: int, count: int) -> int:
     end = Network.current.descriptors.get(out_fd)
     if not isinstance(end, End):
-        raise OSError(errno.EBADF, "Bad file descriptor")
+        return _real_sendfile(out_fd, in_fd, offset, count)
     end.check()
     room = end.room
     if not room:

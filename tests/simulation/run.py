@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from . import disk, setup
 from .actors import Actor, ActorPlan
 from .clock import FIRST_SECONDS, SimulationError, Thread, World
-from .cluster import Cluster
+from .cluster import Cluster, Host
 from .network import Network
 from .processes import Process
 from .scenarios import Fault, Plan, draw_plan, list_smaller, load_plan, save_plan
@@ -33,6 +33,8 @@ _LIMIT_SECONDS = 1500.0
 _IDLE_SECONDS = 80.0
 _FOLLOW_SECONDS = 45.0
 """The time in which a relay has to follow its upstream: a keep-alive finds a dead connection."""
+_LEAST_SECONDS = 4.0
+"""The time in which faults can begin, at least."""
 _DRAIN_SECONDS = 60.0
 _MAX_SHRINKS = 120
 _REAL_SECONDS = 60
@@ -88,17 +90,21 @@ class Run:
             cluster.note_fault()  # a relay may start before its upstream
         break_share, self.network.break_share = self.network.break_share, 0.0
         self._wait_ready()
+        early = self._start_writers() if self.plan.writes_first else []
+        self._watch_counters()
         self.network.break_share = break_share
         for host in cluster.hosts:
             host.disk.failing_share = self.plan.failing_share
         if self.plan.failing_share or self.network.break_share:
             cluster.faults += 1
+        self.network.large_segments = 0
         for fault in self.plan.faults:
             self._schedule(fault)
         for actor in self.actors:
-            actor.start()
+            if actor not in early:
+                actor.start()
         last = max((fault.at + fault.seconds for fault in self.plan.faults), default=0.0)
-        end = world.now + last + 0.1
+        end = world.now + max(last, _LEAST_SECONDS) + 0.1
         self.is_over = False
         world.call_at(end, self._end_faults)
         world.run(lambda: self.is_over, _LIMIT_SECONDS)
@@ -116,6 +122,26 @@ class Run:
         for host in cluster.hosts:
             if not host.plan.is_relay and (count := cluster.find_open_sockets(host)):
                 raise SimulationError(f"{host.name} left {count} connections open")
+
+    def _start_writers(self) -> list[Actor]:
+        """Start the writers, and wait until each dataset exists; return them."""
+        writers = [actor for actor in self.actors if actor.plan.kind in ("upload", "publish")]
+        for actor in writers:
+            actor.start()
+        names = {actor.plan.dataset for actor in writers}
+        self.world.run(
+            lambda: (
+                all(self.cluster.history(name).acknowledged for name in names)
+                or all(actor.process.is_done for actor in writers)
+            ),
+            _LIMIT_SECONDS,
+        )
+        return writers
+
+    def _watch_counters(self) -> None:
+        self.cluster.check_counters()
+        if not self.is_done:
+            self.world.call_later(0.25, self._watch_counters)
 
     def _wait_ready(self) -> None:
         """Wait until the daemons listen."""
@@ -148,6 +174,8 @@ class Run:
         restart = host.start
 
         def begin() -> None:
+            if self.has_no_faults:
+                return
             cluster.note_fault()
             undo: Callable[[], object] | None = None
             match fault.kind:
@@ -183,7 +211,7 @@ class Run:
                     actor.process.was_paused = True
                     undo = actor.process.resume
                 case "cancel":
-                    host.call(_cancel_all)
+                    self._cancel_soon(host, 500)
                     world.record("an operator cancels all streams", host.name)
                 case _:
                     pass
@@ -196,7 +224,19 @@ class Run:
             cluster.note_fault()
             undo()
 
-        world.call_later(fault.at, begin)
+        if fault.segment is None:
+            world.call_later(fault.at, begin)
+        else:
+            self.network.triggers[fault.segment].append(begin)
+
+    def _cancel_soon(self, host: Host, attempts: int) -> None:
+        """Cancel the streams of a daemon once it has sent some of them."""
+        daemon = host.daemon
+        if daemon is not None and host.is_running and any(each.nbytes for each in daemon.streams):
+            self.cluster.note_fault()
+            host.call(_cancel_all)
+        elif attempts and not self.is_over:
+            self.world.call_later(0.01, lambda: self._cancel_soon(host, attempts - 1))
 
     def _settle(self, host: object) -> None:
         for name, owner in self.cluster.owners.items():
@@ -207,6 +247,7 @@ class Run:
     def _end_faults(self) -> None:
         """Let everything work again."""
         self.world.record("all faults are over", "simulation")
+        self.has_no_faults = True
         self.network.heal()
         if self.plan.failing_share or self.network.break_share:
             self.cluster.faults -= 1
@@ -229,7 +270,7 @@ class Run:
         if not self.is_done:
             self.world.call_later(1.0, self._keep_running)
 
-    is_done = False
+    is_done = is_over = has_no_faults = False
 
 
 def _cancel_all(daemon: Daemon) -> None:

@@ -25,6 +25,8 @@ class Fault:
     target: int
     seconds: float = 0.0
     amount: float = 0.0
+    segment: int | None = None
+    """The large segment at which it begins, in place of a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +40,28 @@ class Plan:
     faults: tuple[Fault, ...]
     network: dict[str, Any] = field(default_factory=dict[str, Any])
     has_tokens: bool = False
+    writes_first: bool = False
+    """Whether readers and faults wait until each dataset exists."""
     failing_share: float = 0.0
     """How often a call that writes to a disk fails."""
 
 
 def _draw_network(random: Random) -> dict[str, Any]:
-    seconds = random.choice((0.0001, 0.001, 0.02, 0.15))
+    seconds = random.choice((0.001, 0.01, 0.05))
     return {
         "seconds": seconds,
-        "jitter": seconds * random.choice((0.0, 1.0, 3.0)),
-        "buffer_bytes": random.choice((4 << 10, 64 << 10, 512 << 10)),
+        "jitter": seconds * random.choice((0.0, 1.0)),
+        "buffer_bytes": random.choice((4 << 10, 16 << 10, 64 << 10)),
         "split_share": random.choice((0.0, 0.3)),
         "mangle_share": random.choice((0.0, 0.3)),
-        "break_share": random.choice((0.0, 0.0, 0.003, 0.02)),
+        "break_share": random.choice((0.0, 0.001, 0.004)),
     }
 
 
 _FAULTS = (
     *("break", "break", "break", "cut", "kill", "kill", "power", "power", "pause", "full"),
-    *("drain", "jump", "kill client", "pause client", "reload", "cancel"),
+    *("drain", "jump", "kill client", "kill client", "pause client"),
+    *("cancel", "cancel", "cancel"),
 )
 
 
@@ -68,6 +73,7 @@ def _draw_faults(random: Random, most: int, kinds: tuple[str, ...] = _FAULTS) ->
             target=random.randrange(8),
             seconds=random.choice((0.05, 1.0, 4.0, 30.0)) * random.random(),
             amount=random.choice((-3600.0, 120.0, 7200.0)),
+            segment=random.choice((None, random.randrange(1, 30), random.randrange(1, 200))),
         )
         for _ in range(random.randrange(most + 1))
     )
@@ -81,8 +87,9 @@ def _draw_settings(random: Random) -> dict[str, Any]:
         settings["stream_memory"] = 64 << 10
     if random.random() < 0.2:
         settings["batch_rows"] = random.choice((64, 1000))
-    if random.random() < 0.2:
+    if random.random() < 0.4:
         settings["keep_versions"] = random.choice((1, 2))
+        settings["poll_seconds"] = 0.5
     if random.random() < 0.2:
         settings["stall_seconds"] = random.choice((5.0, 30.0))
     return settings
@@ -102,7 +109,7 @@ def uploads(random: Random, seed: int) -> Plan:
     names = [f"alice-{number}" for number in range(writers)]
     actors = [_actor(random, "upload", name, 0, random.randrange(1, 5)) for name in names]
     actors += [
-        _actor(random, "read", random.choice(names), 0, random.randrange(1, 4))
+        _actor(random, "read", random.choice(names), 0, random.randrange(2, 7))
         for _ in range(random.randrange(1, 4))
     ]
     settings = _draw_settings(random)
@@ -123,7 +130,7 @@ def publications(random: Random, seed: int) -> Plan:
     """One daemon: versions are published and pruned while others read them."""
     actors = [_actor(random, "publish", "alice-p", 0, random.randrange(1, 4))]
     actors += [
-        _actor(random, "read", "alice-p", 0, random.randrange(1, 4))
+        _actor(random, "read", "alice-p", 0, random.randrange(2, 7))
         for _ in range(random.randrange(1, 3))
     ]
     return Plan(
@@ -142,7 +149,7 @@ def replicas(random: Random, seed: int) -> Plan:
     count = random.randrange(2, 4)
     actors = [_actor(random, "publish", "alice-r", 0, random.randrange(1, 3), replicas=2)]
     actors += [
-        _actor(random, "read", "alice-r", 0, random.randrange(1, 3), replicas=2)
+        _actor(random, "read", "alice-r", 0, random.randrange(2, 7), replicas=2)
         for _ in range(random.randrange(1, 3))
     ]
     return Plan(
@@ -159,11 +166,11 @@ def relays(random: Random, seed: int) -> Plan:
     """A relay caches what a daemon publishes."""
     actors = [
         _actor(random, "publish", "alice-p", 0, random.randrange(1, 3)),
-        _actor(random, "read", "alice-p", 1, random.randrange(1, 4)),
+        _actor(random, "read", "alice-p", 1, random.randrange(2, 7)),
     ]
     if random.random() < 0.5:
         actors.append(_actor(random, "upload", "alice-u", 0, random.randrange(1, 3)))
-        actors.append(_actor(random, "read", "alice-u", 1, random.randrange(1, 3)))
+        actors.append(_actor(random, "read", "alice-u", 1, random.randrange(2, 7)))
     return Plan(
         seed,
         "relays",
@@ -182,8 +189,8 @@ def principals(random: Random, seed: int) -> Plan:
     actors = [
         _actor(random, "upload", "alice-a", 0, random.randrange(1, 3)),
         _actor(random, "upload", "bob-b", 0, random.randrange(1, 3)),
-        _actor(random, "read", "alice-a", 0, random.randrange(1, 4)),
-        _actor(random, "read", "bob-b", 0, random.randrange(1, 4)),
+        _actor(random, "read", "alice-a", 0, random.randrange(2, 7)),
+        _actor(random, "read", "bob-b", 0, random.randrange(2, 7)),
         _actor(random, "intrude", "alice-a", 0, random.randrange(1, 5)),
         _actor(random, "hold", "bob-b", 0, random.randrange(1, 4)),
     ]
@@ -193,7 +200,7 @@ def principals(random: Random, seed: int) -> Plan:
         (DaemonPlan(settings),),
         tuple(actors),
         _draw_faults(random, 2),
-        _draw_network(random),
+        {**_draw_network(random), "buffer_bytes": 4 << 10},
         has_tokens=True,
     )
 
@@ -207,7 +214,8 @@ SCENARIOS: tuple[Callable[[Random, int], Plan], ...] = (
 def draw_plan(seed: int) -> Plan:
     """Return the plan of a seed."""
     random = Random(seed)
-    return random.choice(SCENARIOS)(random, seed)
+    plan = random.choice(SCENARIOS)(random, seed)
+    return replace(plan, writes_first=random.random() < 0.75)
 
 
 def list_smaller(plan: Plan) -> list[Plan]:

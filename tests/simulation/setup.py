@@ -46,6 +46,7 @@ import splitarrow
 from splitarrow.client.rpc import channel as client_channel
 from splitarrow.client.rpc import errors
 from splitarrow.client.stream import format_choice, remote_bodies
+from splitarrow.filters import encode_filter
 from splitarrow.protocol.messages import FrameRun
 from splitarrow.publication import version_store
 from splitarrow.server import control, daemon, listeners, report, session, usage
@@ -80,7 +81,8 @@ _send = FrameWriter.send
 async def _send_mangled(writer: Any, frames: Any) -> None:
     """Send the frames of a stream in another order, and some twice, as UCX may deliver them."""
     network_now, choose = network.Network.current, World.current.random
-    if network_now.mangle_share and not isinstance(frames, FrameRun):
+    is_shared = writer._channel.capabilities.offset_bodies  # its regions are announced in order
+    if network_now.mangle_share and not is_shared and not isinstance(frames, FrameRun):
         frames = list(frames)
         if len(frames) > 1 and choose.random() < network_now.mangle_share:
             if choose.random() < 0.5:
@@ -110,6 +112,7 @@ def prepare() -> None:
     """Replace what the product takes from the machine, and what it keeps for each process."""
     for name in _list_modules():
         importlib.import_module(name)
+    encode_filter("n < 1", pa.schema({"n": pa.int64()}))  # it imports the dialect
     secrets.token_bytes = _draw_bytes  # pyright: ignore[reportAttributeAccessIssue]
     secrets.token_hex = lambda count=None: _draw_bytes(count).hex()
     os.urandom = _draw_bytes  # pyright: ignore[reportAttributeAccessIssue]
