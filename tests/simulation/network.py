@@ -63,6 +63,8 @@ class Network:
         self.listening: dict[tuple[str, int], Listening] = {}
         self.ends: dict[int, End] = {}
         """The ends that are not closed, by number."""
+        self.stalled: dict[int, End] = {}
+        """The ends, perhaps closed, whose segments wait for a link."""
         self.down: dict[frozenset[str], float] = {}
         """The links that are down, with the time since which they are."""
         self.carried: dict[tuple[str, int], Carried] = defaultdict(Carried)
@@ -133,7 +135,8 @@ class Network:
             return
         self.down.clear()
         self.world.record("all links work", "network")
-        for end in list(self.ends.values()):
+        stalled, self.stalled = self.stalled, {}
+        for end in stalled.values():
             end.pump()
 
     def break_one(self) -> None:
@@ -363,7 +366,10 @@ class End(Waitable):
     def pump(self) -> None:
         """Let the segments arrive whose time has come."""
         network, now = Network.current, World.current.now
-        if not self._flying or network.is_down(self.address[0], self.peer_address[0]):
+        if not self._flying:
+            return
+        if network.is_down(self.address[0], self.peer_address[0]):
+            network.stalled[self.number] = self
             return
         peer = self.peer
         if Process.is_off(self.peer_address[0]):
