@@ -32,6 +32,8 @@ _STALL_SECONDS = 6.0
 _LONGEST_SECONDS = _STALL_SECONDS + 5.0
 """The longest wait for a batch: `stall_timeout` and `RETRY_SECONDS`."""
 _SLACK_SECONDS = 1.5
+_DRAINED_SECONDS = 15.0
+"""The time for which a daemon that drains certainly goes on with a read."""
 _BATCH_BYTES = 600_000
 """More than the largest batch has."""
 _ROWS = (0, 40, 5000, 20_000, 20_000)
@@ -103,11 +105,24 @@ class Actor:
         """Add an event to the story."""
         World.current.record(event, self.process.name)
 
-    def expect_error(self, error: SplitArrowError, since: float, may_fail: bool = False) -> None:
-        """Raise if a call must not have failed."""
+    def expect_error(
+        self,
+        error: SplitArrowError,
+        since: float,
+        may_fail: bool = False,
+        opened: float = float("inf"),
+    ) -> None:
+        """Raise if a call must not have failed.
+
+        A drain lets a read finish that was open before, unless it takes too long.
+        """
         self.record(f"{type(error).__name__}: {error}")
-        cluster = self.cluster
-        if not (may_fail or cluster.is_faulty or cluster.last_fault >= since):
+        cluster, now = self.cluster, World.current.now
+        if opened < cluster.last_drain and now - opened < _DRAINED_SECONDS:
+            drained = False
+        else:
+            drained = cluster.is_draining
+        if not (may_fail or drained or cluster.is_faulty or cluster.last_fault >= since):
             raise SimulationError(
                 f"{self.process.name} failed without a fault: {type(error).__name__}: {error}"
             ) from error
@@ -164,6 +179,9 @@ def publish(actor: Actor) -> None:
     for step in range(actor.plan.steps):
         job = draw_job(random, step + 1)
         appends = step > 0 and random.random() < 0.5
+        if step > 0 and not is_cluster and random.random() < 0.2:
+            _drop(actor, history)
+            continue
 
         def change(state: State, job: Job = job, appends: bool = appends) -> State:
             if state is not None and job in state:
@@ -200,6 +218,30 @@ def publish(actor: Actor) -> None:
         else:
             raise SimulationError(f"job {job.number} of {history.name} could not be published")
         actor.think()
+
+
+def _drop(actor: Actor, history: History) -> None:
+    """Drop a dataset, until that has happened."""
+
+    def change(_: State) -> State:
+        return None
+
+    history.begin(change)
+    for _ in range(40):
+        since = World.current.now
+        try:
+            with actor.connect() as client:
+                client.drop(history.name)
+        except NotFoundError as error:
+            actor.expect_error(error, since, None in history.possible)
+            break
+        except SplitArrowError as error:
+            actor.expect_error(error, since)
+            time.sleep(actor.random.uniform(0.1, 3.0))
+        else:
+            break
+    history.acknowledge(change)
+    actor.record(f"dropped {history.name}")
 
 
 def _publish_shards(actor: Actor, name: str, job: Job, tables: list[pa.Table], mode: str) -> None:
@@ -246,6 +288,7 @@ def read(actor: Actor) -> None:
             options["compression"] = random.choice(("lz4", "zstd"))
         leaves = random.random() < 0.25
         pause = random.choice((0.0, 0.0, 0.0, 0.3))
+        opened = float("inf")
         try:
             uris = [host.uri for host in actor.cluster.origins]
             batches: list[pa.RecordBatch] = []
@@ -253,7 +296,7 @@ def read(actor: Actor) -> None:
                 actor.connect(uris if is_cluster else None) as client,
                 client.read(history.name, **selection.arguments(), **options) as stream,
             ):
-                schema = stream.schema
+                schema, opened = stream.schema, world.now
                 while (batch := _wait_for_batch(actor, stream)) is not None:
                     batches.append(batch)
                     if pause:
@@ -276,9 +319,9 @@ def read(actor: Actor) -> None:
             actor.expect_error(error, since, limit is not None)
         except RemoteError as error:
             changed = len(history.list_possible(since)) > 1
-            actor.expect_error(error, since, changed or is_stale)
+            actor.expect_error(error, since, changed or is_stale, opened)
         except SplitArrowError as error:
-            actor.expect_error(error, since, is_stale)
+            actor.expect_error(error, since, is_stale, opened)
         actor.think()
 
 
@@ -311,6 +354,7 @@ def intrude(actor: Actor) -> None:
         lambda client: client.discard(name, "job-1"),
         lambda client: _cancel_other(actor, client),
         lambda client: _cancel_other(actor, client),
+        lambda _: _use_ticket_twice(actor),
     ]
     for _ in range(actor.plan.steps):
         since = World.current.now
@@ -338,6 +382,15 @@ def _cancel_other(actor: Actor, client: Any) -> None:
                 return
         time.sleep(0.01)
     raise NotFoundError("there was no stream")
+
+
+def _use_ticket_twice(actor: Actor) -> None:
+    """Let the owner of the dataset use a ticket twice, which must be refused."""
+    with splitarrow.connect(actor.host.uri, actor.cluster.token(actor.principal)) as client:
+        (endpoint,) = client.info(actor.plan.dataset).endpoints
+        uri = next(each for each in endpoint.locations if each.startswith("tcp"))
+        splitarrow.open(uri, endpoint.ticket).read_all()
+        splitarrow.open(uri, endpoint.ticket).read_all()
 
 
 def hold(actor: Actor) -> None:

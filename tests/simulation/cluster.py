@@ -171,6 +171,7 @@ class Cluster:
         self.has_tokens = has_tokens
         self.histories: dict[str, History] = {}
         self.last_fault = float("-inf")
+        self.last_drain = float("-inf")
         self.faults = 0
         """The number of faults that last."""
         self.owners: dict[str, int] = {}
@@ -188,6 +189,15 @@ class Cluster:
     def is_faulty(self) -> bool:
         """Whether calls may fail now."""
         return self.faults > 0 or World.current.now < self.last_fault + _QUIET_SECONDS
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether daemons may refuse calls, because they end or have just started again."""
+        return World.current.now < self.last_drain + _QUIET_SECONDS
+
+    def note_drain(self) -> None:
+        """Record that a daemon is asked to end."""
+        self.last_drain = World.current.now
 
     def note_fault(self) -> None:
         """Record that something has just failed."""

@@ -176,6 +176,11 @@ class Run:
         def begin() -> None:
             if self.has_no_faults:
                 return
+            if fault.kind == "drain":  # the only one that may not harm what goes on
+                cluster.note_drain()
+                host.call(lambda daemon: daemon.drain())
+                world.record("is asked to end", host.name)
+                return
             cluster.note_fault()
             undo: Callable[[], object] | None = None
             match fault.kind:
@@ -196,10 +201,6 @@ class Run:
                     host.disk.is_full = True
                     world.record("its disk is full", host.name)
                     undo = partial(setattr, host.disk, "is_full", False)
-                case "drain":
-                    host.call(lambda daemon: daemon.drain())
-                    world.record("is asked to end", host.name)
-                    undo = restart
                 case "jump":
                     if host.process is not None:
                         host.process.jump_clock(fault.amount)

@@ -128,7 +128,7 @@ def uploads(random: Random, seed: int) -> Plan:
 
 def publications(random: Random, seed: int) -> Plan:
     """One daemon: versions are published and pruned while others read them."""
-    actors = [_actor(random, "publish", "alice-p", 0, random.randrange(1, 4))]
+    actors = [_actor(random, "publish", "alice-p", 0, random.randrange(1, 5))]
     actors += [
         _actor(random, "read", "alice-p", 0, random.randrange(2, 7))
         for _ in range(random.randrange(1, 3))
@@ -147,7 +147,7 @@ def publications(random: Random, seed: int) -> Plan:
 def replicas(random: Random, seed: int) -> Plan:
     """Two or three daemons hold each shard twice."""
     count = random.randrange(2, 4)
-    actors = [_actor(random, "publish", "alice-r", 0, random.randrange(1, 3), replicas=2)]
+    actors = [_actor(random, "publish", "alice-r", 0, random.randrange(1, 5), replicas=2)]
     actors += [
         _actor(random, "read", "alice-r", 0, random.randrange(2, 7), replicas=2)
         for _ in range(random.randrange(1, 3))
@@ -192,7 +192,7 @@ def principals(random: Random, seed: int) -> Plan:
         _actor(random, "read", "alice-a", 0, random.randrange(2, 7)),
         _actor(random, "read", "bob-b", 0, random.randrange(2, 7)),
         _actor(random, "intrude", "alice-a", 0, random.randrange(1, 5)),
-        _actor(random, "hold", "bob-b", 0, random.randrange(1, 4)),
+        _actor(random, "hold", "bob-b", 0, random.randrange(2, 6)),
     ]
     return Plan(
         seed,
