@@ -201,7 +201,7 @@ def publish(actor: Actor) -> None:
                         [host.uri for host in hosts],
                         job=f"job-{job.number}",
                         mode=mode,
-                        replicas=min(2, len(hosts)),
+                        replicas=min(actor.plan.options["replicas"], len(hosts)),
                         token=actor.cluster.token(actor.principal),
                         connect_timeout=5.0,
                         timeout=20.0,

@@ -58,6 +58,8 @@ class World:
         self.steps = 0
         self.events: list[tuple[float, str, str]] = []
         """What has happened: the time, the actor, the event."""
+        self.watched: dict[str, Callable[[], object]] = {}
+        """What happens once an event contains a text."""
         self.ids = 0
         self.folder = "/\0"
         """The folder of the disks, which the story leaves out."""
@@ -79,6 +81,10 @@ class World:
         """Add an event to the story."""
         if actor is None:
             actor = "network" if self.thread is None else self.thread.label
+        for text, function in list(self.watched.items()):
+            if text in event:
+                del self.watched[text]
+                self.call_at(self.now, function)
         self.events.append((self.now - FIRST_SECONDS, actor, event.replace(self.folder, "")))
 
     def call_at(self, when: float, function: Callable[[], object]) -> None:

@@ -189,7 +189,7 @@ class Run:
                 case "cut":
                     self.network.cut_link(host.address, actor.process.address)
                     undo = self.network.heal
-                case "kill" | "power":
+                case "kill" | "power" | "kill at commit":
                     host.kill(power=fault.kind == "power")
                     self._settle(host)
                     undo = restart
@@ -225,7 +225,9 @@ class Run:
             cluster.note_fault()
             undo()
 
-        if fault.segment is None:
+        if fault.kind == "kill at commit":
+            world.watched["dataset published"] = begin
+        elif fault.segment is None:
             world.call_later(fault.at, begin)
         else:
             self.network.triggers[fault.segment].append(begin)

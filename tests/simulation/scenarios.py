@@ -146,10 +146,10 @@ def publications(random: Random, seed: int) -> Plan:
 
 def replicas(random: Random, seed: int) -> Plan:
     """Two or three daemons hold each shard twice."""
-    count = random.randrange(2, 4)
-    actors = [_actor(random, "publish", "alice-r", 0, random.randrange(1, 5), replicas=2)]
+    count, copies = random.randrange(2, 4), random.choice((1, 2))
+    actors = [_actor(random, "publish", "alice-r", 0, random.randrange(1, 5), replicas=copies)]
     actors += [
-        _actor(random, "read", "alice-r", 0, random.randrange(2, 7), replicas=2)
+        _actor(random, "read", "alice-r", 0, random.randrange(2, 7), replicas=copies)
         for _ in range(random.randrange(1, 3))
     ]
     return Plan(
@@ -157,7 +157,7 @@ def replicas(random: Random, seed: int) -> Plan:
         "replicas",
         tuple(DaemonPlan(_draw_settings(random)) for _ in range(count)),
         tuple(actors),
-        _draw_faults(random, 3),
+        _draw_faults(random, 3, (*_FAULTS, *["kill at commit"] * 6)),
         _draw_network(random),
     )
 
