@@ -12,6 +12,8 @@ from typing import Any
 from .actors import ActorPlan
 from .cluster import DaemonPlan
 
+_LEAST_RATE = 200_000
+"""The slowest link, in bytes per second: the stall timeout applies to a message of DoGet."""
 _WINDOW_SECONDS = 6.0
 """The time in which faults begin."""
 
@@ -48,10 +50,12 @@ class Plan:
 
 def _draw_network(random: Random) -> dict[str, Any]:
     seconds = random.choice((0.001, 0.01, 0.05))
+    jitter = seconds * random.choice((0.0, 1.0))
+    buffer_bytes = random.choice((4 << 10, 16 << 10, 64 << 10))
     return {
         "seconds": seconds,
-        "jitter": seconds * random.choice((0.0, 1.0)),
-        "buffer_bytes": random.choice((4 << 10, 16 << 10, 64 << 10)),
+        "jitter": jitter,
+        "buffer_bytes": max(buffer_bytes, int(2 * (seconds + jitter) * _LEAST_RATE)),
         "split_share": random.choice((0.0, 0.3)),
         "mangle_share": random.choice((0.0, 0.3)),
         "break_share": random.choice((0.0, 0.001, 0.004)),
@@ -200,7 +204,7 @@ def principals(random: Random, seed: int) -> Plan:
         (DaemonPlan(settings),),
         tuple(actors),
         _draw_faults(random, 2),
-        {**_draw_network(random), "buffer_bytes": 4 << 10},
+        {**_draw_network(random), "seconds": 0.005, "jitter": 0.0, "buffer_bytes": 4 << 10},
         has_tokens=True,
     )
 
