@@ -234,8 +234,6 @@ def map_errors(dataset: str, action: str = "store the upload") -> Generator[None
         if error.errno in _DISK_FULL:
             raise ExhaustedError("the server's disk is full", stream=dataset) from None
         reason = error.strerror or type(error).__name__
-        raise remote_error(
-            "INTERNAL", f"cannot {action}: {reason}", stream=dataset
-        ) from None
+        raise remote_error("INTERNAL", f"cannot {action}: {reason}", stream=dataset) from None
     except pa.ArrowException as error:
         raise InvalidDataError(f"cannot {action}: {error}", stream=dataset) from None

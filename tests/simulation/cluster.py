@@ -344,8 +344,9 @@ def _list_held(host: Host) -> dict[str, float]:
     daemon = host.daemon
     assert daemon is not None
     context, values = daemon.context, _list_values(daemon)
-    acceptor, uploads = daemon._acceptor, context.uploads
-    running: Any = 0 if uploads is None else uploads._slots._running.total()
+    acceptor = daemon._acceptor
+    uploads: Any = context.uploads
+    running = 0 if uploads is None else uploads._slots._running.total()
     found = {
         "running streams in the metrics": values["streams"],
         "counted connections": 0 if acceptor is None else sum(acceptor._connection_shares._used),
