@@ -20,6 +20,7 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from .clock import SimulationError, Thread, World
@@ -484,6 +485,9 @@ class End(Waitable):
         self.is_closed = True
         Network.current.ends.pop(self.number, None)
         self._flying.clear()
+        if self.peer is not None:  # its probes are not answered
+            lose = partial(self.peer.break_off, errno.ETIMEDOUT)
+            World.current.call_later(_LOST_SECONDS, lose)
 
     def break_off(self, code: int) -> None:
         """Let this end fail with an error."""

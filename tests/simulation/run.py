@@ -189,7 +189,7 @@ class Run:
                 case "cut":
                     self.network.cut_link(host.address, actor.process.address)
                     undo = self.network.heal
-                case "kill" | "power" | "kill at commit":
+                case "kill" | "power":
                     host.kill(power=fault.kind == "power")
                     self._settle(host)
                     undo = restart
@@ -225,8 +225,8 @@ class Run:
             cluster.note_fault()
             undo()
 
-        if fault.kind == "kill at commit":
-            world.watched["dataset published"] = begin
+        if fault.event is not None:
+            world.watched[fault.event] = begin
         elif fault.segment is None:
             world.call_later(fault.at, begin)
         else:

@@ -29,6 +29,8 @@ class Fault:
     amount: float = 0.0
     segment: int | None = None
     """The large segment at which it begins, in place of a time."""
+    event: str | None = None
+    """The text of an event at which it begins, in place of a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +71,19 @@ _FAULTS = (
 )
 
 
-def _draw_faults(random: Random, most: int, kinds: tuple[str, ...] = _FAULTS) -> tuple[Fault, ...]:
+_EVENTS = (*[None] * 9, "dataset uploaded", "dataset dropped", "dataset published", "uploaded job")
+
+
+def _draw_faults(random: Random, most: int) -> tuple[Fault, ...]:
     return tuple(
         Fault(
-            random.choice(kinds),
+            random.choice(_FAULTS),
             at=random.choice((0.3, 1.0, _WINDOW_SECONDS)) * random.random(),
             target=random.randrange(8),
             seconds=random.choice((0.05, 1.0, 4.0, 30.0)) * random.random(),
             amount=random.choice((-3600.0, 120.0, 7200.0)),
             segment=random.choice((None, random.randrange(1, 30), random.randrange(1, 200))),
+            event=random.choice(_EVENTS),
         )
         for _ in range(random.randrange(most + 1))
     )
@@ -161,7 +167,7 @@ def replicas(random: Random, seed: int) -> Plan:
         "replicas",
         tuple(DaemonPlan(_draw_settings(random)) for _ in range(count)),
         tuple(actors),
-        _draw_faults(random, 3, (*_FAULTS, *["kill at commit"] * 6)),
+        _draw_faults(random, 4),
         _draw_network(random),
     )
 
