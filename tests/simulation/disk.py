@@ -349,7 +349,7 @@ def _one_path(name: str) -> Callable[..., None]:
         try:
             disk.refuse(grows=name == "mkdir")
         except OSError:
-            disk.has_kept_files = disk.has_kept_files or name == "unlink"
+            disk.has_kept_files = disk.has_kept_files or name in ("unlink", "rmdir")
             raise
         return disk.change(lambda: _real[name](path, *args, **options), os.fspath(path))
 
