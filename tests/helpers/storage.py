@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -22,8 +24,17 @@ def s3_server() -> Generator[str]:
 @contextmanager
 def running_s3_server() -> Generator[str]:
     """Run an S3 server with the bucket ``bucket``; yield its address."""
+    from moto.s3.responses import S3Response
     from moto.server import ThreadedMotoServer
 
+    put_object, lock = S3Response.put_object, threading.Lock()
+
+    def put_alone(self: Any) -> Any:
+        """Check a condition and put the object as one step, as S3 does and moto does not."""
+        with lock:
+            return put_object(self)
+
+    S3Response.put_object = put_alone
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -36,6 +47,7 @@ def running_s3_server() -> Generator[str]:
         yield endpoint
     finally:
         server.stop()
+        S3Response.put_object = put_object
 
 
 @pytest.fixture
