@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -376,7 +376,8 @@ def _cancel_other(actor: Actor, client: Any) -> None:
     """Cancel a stream of the owner of the dataset, once there is one."""
     for _ in range(200):
         daemon = actor.host.daemon
-        for stream in () if daemon is None else daemon.streams:
+        streams = [] if daemon is None else list(daemon.streams)
+        for stream in streams:
             if stream.principal == actor.principal:
                 client.act("cancel", json.dumps({"stream": stream.number}).encode())
                 return
@@ -398,21 +399,15 @@ def hold(actor: Actor) -> None:
     history, random = actor.cluster.history(actor.plan.dataset), actor.random
     actor.wait_for(history)
     since = World.current.now
-    streams: list[Any] = []
     try:
-        with actor.connect() as client:
+        with actor.connect() as client, ExitStack() as streams:
             for _ in range(actor.plan.steps):
                 transport = random.choice(("tcp", "flight"))
                 stream = client.read(history.name, transport=transport, prefetch_bytes=0)
-                stream.__enter__()
-                streams.append(stream)
-                next(stream, None)
+                next(streams.enter_context(stream), None)
             time.sleep(random.uniform(0.0, 20.0))
     except SplitArrowError as error:
         actor.expect_error(error, since, True)
-    finally:
-        for stream in streams:
-            stream.close()
 
 
 def check_final(actor: Actor) -> None:

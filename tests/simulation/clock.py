@@ -58,8 +58,7 @@ class World:
         self.steps = 0
         self.events: list[tuple[float, str, str]] = []
         """What has happened: the time, the actor, the event."""
-        self.watched: dict[str, Callable[[], object]] = {}
-        """What happens once an event contains a text."""
+        self._watched: list[tuple[str, Callable[[], object]]] = []
         self.ids = 0
         self.folder = "/\0"
         """The folder of the disks, which the story leaves out."""
@@ -72,6 +71,11 @@ class World:
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._failure: BaseException | None = None
 
+    @staticmethod
+    def find() -> World | None:
+        """Return the world of the current run; None before there is one."""
+        return getattr(World, "current", None)
+
     def next_id(self) -> int:
         """Return a new number."""
         self.ids += 1
@@ -81,11 +85,16 @@ class World:
         """Add an event to the story."""
         if actor is None:
             actor = "network" if self.thread is None else self.thread.label
-        for text, function in list(self.watched.items()):
+        for watched in self._watched[:]:
+            text, function = watched
             if text in event:
-                del self.watched[text]
+                self._watched.remove(watched)
                 self.call_at(self.now, function)
         self.events.append((self.now - FIRST_SECONDS, actor, event.replace(self.folder, "")))
+
+    def watch(self, text: str, function: Callable[[], object]) -> None:
+        """Call a function of the hub once an event contains a text."""
+        self._watched.append((text, function))
 
     def call_at(self, when: float, function: Callable[[], object]) -> None:
         """Call a function of the hub at a time. It must not wait."""
@@ -140,7 +149,6 @@ class World:
 
     def _switch(self, thread: Thread) -> None:
         self.thread = thread
-        thread.is_ready = False
         try:
             thread.switch()
         finally:
@@ -222,11 +230,11 @@ class Thread:
         self._process = process
         self._greenlet: greenlet | None = None
         self._joining: list[Thread] = []
-        self.is_blocked = self.is_woken = self.is_ready = self.is_done = False
+        self.is_blocked = self.is_woken = self.is_done = False
         self.turn = 0
         self.waits_for = "start"
         self.ident: int | None = None
-        world = getattr(World, "current", None)
+        world = World.find()
         self._number = 0 if world is None else world.next_id()
 
     def __hash__(self) -> int:
@@ -327,7 +335,7 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take the lock."""
-        world = getattr(World, "current", None)
+        world = World.find()
         me: object = "main" if world is None or world.thread is None else world.thread
         if self._owner is not None and not (self.is_reentrant and self._owner is me):
             if not blocking:
@@ -381,9 +389,6 @@ class Lock:
         self.__init__()
 
     # `Condition` uses these of a reentrant lock.
-
-    def _is_owned(self) -> bool:
-        return self._owner is not None
 
     def _release_save(self) -> tuple[object, int]:
         state = self._owner, self._count
@@ -613,12 +618,12 @@ async def run_in_thread(
 
 
 def _world_time() -> float:
-    world = getattr(World, "current", None)
+    world = World.find()
     return FIRST_SECONDS if world is None else world.now
 
 
 def _wall_time() -> float:
-    world = getattr(World, "current", None)
+    world = World.find()
     if world is None:
         return FIRST_SECONDS + EPOCH_SECONDS
     jump = 0.0 if world.thread is None else world.thread.process.clock_jump
@@ -626,14 +631,14 @@ def _wall_time() -> float:
 
 
 def _sleep(seconds: float) -> None:
-    world = getattr(World, "current", None)
+    world = World.find()
     if world is not None:
         world.sleep(seconds)
 
 
 def current_thread() -> Any:
     """Return the simulated thread that runs, or the real main thread."""
-    world = getattr(World, "current", None)
+    world = World.find()
     return threading.main_thread() if world is None or world.thread is None else world.thread
 
 
@@ -659,7 +664,7 @@ def install() -> None:
         __slots__ = ("_number",)
 
         def __init__(self, *, deadline: float = math.inf, shield: bool = False) -> None:
-            world = getattr(World, "current", None)
+            world = World.find()
             self._number = 0 if world is None else world.next_id()
             first(self, deadline, shield)
 

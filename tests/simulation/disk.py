@@ -27,11 +27,10 @@ _real: dict[str, Callable[..., Any]] = {
     name: getattr(os, name)
     for name in (
         *("open", "close", "fsync", "fdatasync", "rename", "replace", "link", "unlink", "remove"),
-        *("mkdir", "rmdir", "stat", "fstat", "lstat", "scandir", "listdir", "pread", "write"),
+        *("mkdir", "rmdir", "stat", "fstat", "lstat", "scandir", "listdir", "pread"),
     )
 }
 _real_flock = fcntl.flock
-_READ = os.O_RDONLY
 
 
 class _Change(NamedTuple):
@@ -207,8 +206,6 @@ class Disk:
         return torn
 
 
-_paths: dict[int, str] = {}
-"""The paths of descriptors."""
 _inodes: dict[int, int] = {}
 _times: dict[tuple[int, int], int] = {}
 
@@ -216,7 +213,7 @@ _times: dict[tuple[int, int], int] = {}
 def reset() -> None:
     """Forget everything of an earlier run."""
     Disk.by_folder.clear()
-    for known in (_paths, _inodes, _times):
+    for known in (_inodes, _times):
         known.clear()
 
 
@@ -299,22 +296,15 @@ class _Entries:
 
 
 def _is_simulated() -> bool:
-    return getattr(World, "current", None) is not None and World.current.thread is not None
-
-
-def _check_alive() -> None:
-    if _is_simulated() and Process.current().is_dead:
-        raise OSError(errno.EIO, "the process is dead")
+    world = World.find()
+    return world is not None and world.thread is not None
 
 
 def _open(path: Any, flags: int, *args: Any, **options: Any) -> int:
     disk = Disk.of(path)
     if disk is not None and flags & os.O_CREAT:
         disk.refuse(grows=True)
-    descriptor = _real["open"](path, flags, *args, **options)
-    if disk is not None:
-        _paths[descriptor] = os.fspath(path)
-    return descriptor
+    return _real["open"](path, flags, *args, **options)
 
 
 def _sync(descriptor: Any) -> None:
@@ -402,7 +392,6 @@ def release_locks(process: Process) -> None:
 
 def _close(descriptor: int) -> None:
     _locked.pop(descriptor, None)
-    _paths.pop(descriptor, None)
     _real["close"](descriptor)
 
 

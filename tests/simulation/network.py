@@ -751,7 +751,7 @@ class Socket:
         self.close()
 
     def __del__(self) -> None:
-        if self._descriptor >= 0 and getattr(World, "current", None) is not None:
+        if self._descriptor >= 0 and World.find() is not None:
             self.close()
 
 

@@ -56,18 +56,31 @@ def plant(name: str) -> None:
     SourceFileLoader.get_code = get_changed_code
 
 
-def find(name: str, seeds: int) -> tuple[str, int | None, str]:
-    """Run seeds with a defect; return its name, the number of seeds until one failed, the error."""
-    command = [sys.executable, "-m", "simulation", f"--plant={name}", "--stop"]
-    command += [str(_FIRST_SEED), str(_FIRST_SEED + seeds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+class Search(NamedTuple):
+    """The search for one defect."""
+
+    name: str
+    seeds: int | None = None
+    """The number of seeds until one failed; None if the defect was not found."""
+    text: str = ""
+    """The error, or why there is no result."""
+
+
+def find(name: str, seeds: int) -> Search:
+    """Run seeds with a defect until one fails, which must not fail without it."""
+    done = _simulate(f"--plant={name}", "--stop", str(_FIRST_SEED), str(_FIRST_SEED + seeds))
     lines = [line for line in done.stdout.splitlines() if line.startswith("seed ")]
     if not lines:
-        if done.returncode:
-            return name, 0, f"cannot run: {done.stderr[-300:]}"
-        return name, None, ""
+        return Search(name, text=f"cannot run: {done.stderr[-300:]}" if done.returncode else "")
     seed = int(lines[0].split()[1])
-    return name, seed - _FIRST_SEED + 1, lines[0].partition(": ")[2][:150]
+    if _simulate(str(seed), str(seed + 1)).returncode:
+        return Search(name, text=f"the seed {seed} fails without the defect as well")
+    return Search(name, seed - _FIRST_SEED + 1, lines[0].partition(": ")[2][:150])
+
+
+def _simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "simulation", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,10 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.names or list(defects)
     missed = 0
     with ThreadPoolExecutor(options.processes) as threads:
-        for name, count, error in threads.map(lambda each: find(each, options.seeds), names):
-            missed += count is None
-            found = "missed" if count is None else f"seed {count}"
-            print(f"{defects[name].kind:<22} {name:<44} {found:<9} {error}", flush=True)
+        for name, seeds, text in threads.map(lambda each: find(each, options.seeds), names):
+            missed += seeds is None
+            found = "missed" if seeds is None else f"seed {seeds}"
+            print(f"{defects[name].kind:<22} {name:<44} {found:<9} {text}", flush=True)
     print(f"{len(names) - missed} of {len(names)} found")
     return 0
 

@@ -171,7 +171,6 @@ class Run:
         world, cluster = self.world, self.cluster
         host = cluster.hosts[fault.target % len(cluster.hosts)]
         actor = self.actors[fault.target % len(self.actors)]
-        restart = host.start
 
         def begin() -> None:
             if self.has_no_faults:
@@ -192,7 +191,7 @@ class Run:
                 case "kill" | "power":
                     host.kill(power=fault.kind == "power")
                     self._settle(host)
-                    undo = restart
+                    undo = host.start
                 case "pause":
                     if host.process is not None and host.is_running:
                         host.process.pause()
@@ -213,7 +212,6 @@ class Run:
                     undo = actor.process.resume
                 case "cancel":
                     self._cancel_soon(host, 500)
-                    world.record("an operator cancels all streams", host.name)
                 case _:
                     pass
             if undo is not None:
@@ -226,7 +224,7 @@ class Run:
             undo()
 
         if fault.event is not None:
-            world.watched[fault.event] = begin
+            world.watch(fault.event, begin)
         elif fault.segment is None:
             world.call_later(fault.at, begin)
         else:
@@ -237,6 +235,7 @@ class Run:
         daemon = host.daemon
         if daemon is not None and host.is_running and any(each.nbytes for each in daemon.streams):
             self.cluster.note_fault()
+            self.world.record("an operator cancels all streams", host.name)
             host.call(_cancel_all)
         elif attempts and not self.is_over:
             self.world.call_later(0.01, lambda: self._cancel_soon(host, attempts - 1))
@@ -267,11 +266,11 @@ class Run:
 
     def _keep_running(self) -> None:
         """Start the daemons again that have been drained, as a service manager does."""
+        if self.is_done:
+            return
         for host in self.cluster.hosts:
-            if not self.is_done:
-                host.start()
-        if not self.is_done:
-            self.world.call_later(1.0, self._keep_running)
+            host.start()
+        self.world.call_later(1.0, self._keep_running)
 
     is_done = is_over = has_no_faults = False
 
@@ -286,9 +285,13 @@ def run_plan(plan: Plan) -> Result:
     # The name must not depend on the process: it is part of what the run is a function of.
     folder = _FOLDER / "splitarrow-simulation" / f"{plan.seed:020d}"
     folder.parent.mkdir(exist_ok=True)
-    with open(folder.with_suffix(".lock"), "w") as lock:
+    path = folder.with_suffix(".lock")
+    with open(path, "w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        return _run_plan(plan, folder)
+        try:
+            return _run_plan(plan, folder)
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _run_plan(plan: Plan, folder: Path) -> Result:

@@ -155,7 +155,7 @@ def publications(random: Random, seed: int) -> Plan:
 
 
 def replicas(random: Random, seed: int) -> Plan:
-    """Two or three daemons hold each shard twice."""
+    """Two or three daemons share a dataset, and hold each shard once or twice."""
     count, copies = random.randrange(2, 4), random.choice((1, 2))
     actors = [_actor(random, "publish", "alice-r", 0, random.randrange(1, 5), replicas=copies)]
     actors += [
