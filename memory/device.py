@@ -5,6 +5,7 @@ The bindings are imported at the first use of CUDA.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import mmap
 import os
@@ -19,6 +20,7 @@ from ..errors import MissingExtraError, SplitArrowError, UsageError, install_hin
 
 CUDA, CUDA_MANAGED = 2, 13
 """The types of CUDA's memory, as in DLPack."""
+IPC_HANDLE_BYTES = 64
 _FORK = (
     "CUDA cannot be used in this process, because it was forked from one that had used CUDA; start "
     "it with the method spawn, as multiprocessing.get_context('spawn') does"
@@ -430,13 +432,16 @@ class CudaDevice:
 
     def export_allocation(self, address: int) -> bytes:
         """Return the handle of an allocation of ``cudaMalloc``, which begins at the address."""
-        return bytes(self._call("cuIpcGetMemHandle", address).reserved)
+        # Newer bindings have no attribute for the bytes of a handle.
+        return ctypes.string_at(self._call("cuIpcGetMemHandle", address).getPtr(), IPC_HANDLE_BYTES)
 
     def open_allocation(self, handle: bytes, nbytes: int) -> int:
         """Return the address of an allocation of another process."""
         driver = load_driver()
         opened = driver.CUipcMemHandle()
-        opened.reserved = handle
+        if len(handle) != IPC_HANDLE_BYTES:
+            raise SplitArrowError(f"the handle of an allocation has {len(handle)} bytes, not 64")
+        ctypes.memmove(opened.getPtr(), handle, IPC_HANDLE_BYTES)
         flags = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         address = int(self._call("cuIpcOpenMemHandle", opened, flags))
         try:

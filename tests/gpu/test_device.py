@@ -18,6 +18,7 @@ import splitarrow
 from helpers.arrow_data import make_arrays_of_all_types
 from helpers.files import write_file
 from splitarrow.benchmarks.studies import gpu
+from splitarrow.errors import SplitArrowError
 from splitarrow.memory import CudaMemory, DeviceBatch, PinnedMemory
 from splitarrow.memory.device import call
 from splitarrow.memory.device_bodies import DeviceBodies
@@ -72,6 +73,11 @@ def test_another_process_shares_its_memory(memory: CudaMemory) -> None:
         assert rows * 8 * gpu.COLUMNS == 64 << 20
         assert sum(map(len, columns)) == rows
         batches.clear()
+
+
+def test_a_short_handle_of_an_allocation_is_refused(memory: CudaMemory) -> None:
+    with pytest.raises(SplitArrowError, match="the handle of an allocation has 63 bytes, not 64"):
+        memory.device.open_allocation(bytes(63), 4096)
 
 
 def test_mapped_memory_is_page_locked(memory: CudaMemory) -> None:

@@ -96,12 +96,12 @@ def test_streams_wait_for_events_and_the_default_stream_for_others() -> None:
 
 
 OWNER = """
-    import subprocess, sys
+    import ctypes, subprocess, sys
     from helpers.cuda import Program, call
     program = Program()
     address = program.allocate(4096)
     call("cuMemsetD8Async", address, 7, 4096, 0)
-    handle = bytes(call("cuIpcGetMemHandle", address).reserved)
+    handle = ctypes.string_at(call("cuIpcGetMemHandle", address).getPtr(), 64)
     pipe = subprocess.PIPE
     reader = subprocess.Popen(
         [sys.executable, "-c", sys.argv[1], handle.hex()], stdin=pipe, stdout=pipe
@@ -113,13 +113,13 @@ OWNER = """
     program.free(address)
 """
 READER = """
-import sys
+import ctypes, sys
 from cuda.bindings import driver
 from helpers.cuda import Program, call
 
 program = Program()
 opened = driver.CUipcMemHandle()
-opened.reserved = bytes.fromhex(sys.argv[1])
+ctypes.memmove(opened.getPtr(), bytes.fromhex(sys.argv[1]), 64)
 address = int(call("cuIpcOpenMemHandle", opened, 1))
 assert int(call("cuIpcOpenMemHandle", opened, 1)) == address
 print(set(program.read(address, "uint8", 4096).tolist()), flush=True)
