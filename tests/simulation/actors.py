@@ -17,6 +17,7 @@ from splitarrow.client.cluster.publication import publish_shards
 from splitarrow.errors import (
     DeniedError,
     ExhaustedError,
+    InvalidRequestError,
     NotFoundError,
     RemoteError,
     SplitArrowError,
@@ -168,7 +169,9 @@ def upload(actor: Actor) -> None:
             actor.expect_error(error, since, drops and None in history.possible)
         except SplitArrowError as error:
             actor.expect_error(error, since, _may_be_full(actor, error))
-        actor.think()
+        if step + 1 < actor.plan.steps:
+            actor.think()
+    actor.record("wrote all")
 
 
 def publish(actor: Actor) -> None:
@@ -179,9 +182,10 @@ def publish(actor: Actor) -> None:
     for step in range(actor.plan.steps):
         job = draw_job(random, step + 1)
         appends = step > 0 and random.random() < 0.5
-        if step > 0 and not is_cluster and random.random() < 0.2:
+        if step > 0 and not is_cluster and random.random() < 0.25:
             _drop(actor, history)
-            continue
+            if random.random() < 0.5:
+                continue
 
         def change(state: State, job: Job = job, appends: bool = appends) -> State:
             if state is not None and job in state:
@@ -192,7 +196,7 @@ def publish(actor: Actor) -> None:
         tables = [make_rows(job.number, index, rows) for index, rows in enumerate(job.shards)]
         mode = "append" if appends else "overwrite"
         for _ in range(40):
-            since = World.current.now
+            since, version = World.current.now, None
             try:
                 if is_cluster:
                     publish_shards(
@@ -207,17 +211,21 @@ def publish(actor: Actor) -> None:
                         timeout=20.0,
                     )
                 else:
-                    _publish_shards(actor, history.name, job, tables, mode)
+                    version = _publish_shards(actor, history.name, job, tables, mode)
             except SplitArrowError as error:
                 actor.expect_error(error, since, _may_be_full(actor, error))
                 time.sleep(random.uniform(0.1, 3.0))
                 continue
             history.acknowledge(change)
+            if version is not None:
+                history.versions[version] = history.possible
             actor.record(f"published job {job.number} ({mode}) of {history.name}")
             break
         else:
             raise SimulationError(f"job {job.number} of {history.name} could not be published")
-        actor.think()
+        if step + 1 < actor.plan.steps:
+            actor.think()
+    actor.record("wrote all")
 
 
 def _drop(actor: Actor, history: History) -> None:
@@ -244,12 +252,15 @@ def _drop(actor: Actor, history: History) -> None:
     actor.record(f"dropped {history.name}")
 
 
-def _publish_shards(actor: Actor, name: str, job: Job, tables: list[pa.Table], mode: str) -> None:
+def _publish_shards(actor: Actor, name: str, job: Job, tables: list[pa.Table], mode: str) -> str:
+    """Publish a job, and return the number of the version."""
     with actor.connect() as client:
         for ordinal, table in enumerate(tables):
             batches = _slice(actor.random, table)
             client.put_shard(name, batches, job=f"job-{job.number}", ordinal=ordinal)
-        client.publish(name, job=f"job-{job.number}", ordinals=range(len(tables)), mode=mode)
+        ordinals = range(len(tables))
+        done = client.publish(name, job=f"job-{job.number}", ordinals=ordinals, mode=mode)
+        return str(done.version)
 
 
 def _may_be_full(actor: Actor, error: SplitArrowError) -> bool:
@@ -257,10 +268,13 @@ def _may_be_full(actor: Actor, error: SplitArrowError) -> bool:
     return isinstance(error, ExhaustedError) and "writable_bytes" in settings
 
 
-def draw_selection(random: Random) -> Selection:
-    """Return what a read selects."""
+def draw_selection(random: Random, rows: int) -> Selection:
+    """Return what a read selects of a dataset with so many rows."""
     if random.random() < 0.5:
         return Selection()
+    if rows and random.random() < 0.3:
+        begin = random.randrange(rows + 1)
+        return Selection(rows=(begin, random.randrange(begin, rows + 1)))
     columns = random.choice((None, ("job", "n"), ("text", "n"), ("n",)))
     below = random.choice((None, None, 0, 2500, 15_000))
     limit = random.choice((None, None, 1, 4000, 12_000))
@@ -276,7 +290,10 @@ def read(actor: Actor) -> None:
         actor.wait_for(history)
     for _ in range(actor.plan.steps):
         since = world.now
-        selection = draw_selection(random)
+        selection = draw_selection(random, 0 if is_cluster else history.count_rows())
+        version = pinned = None
+        if history.versions and not is_stale and random.random() < 0.15:
+            version, pinned = random.choice(list(history.versions.items()))
         options: dict[str, Any] = {
             "transport": random.choice(("auto", "auto", "auto", "tcp", "flight")),
             "stall_timeout": _STALL_SECONDS,
@@ -294,7 +311,9 @@ def read(actor: Actor) -> None:
             batches: list[pa.RecordBatch] = []
             with (
                 actor.connect(uris if is_cluster else None) as client,
-                client.read(history.name, **selection.arguments(), **options) as stream,
+                client.read(
+                    history.name, version=version, **selection.arguments(), **options
+                ) as stream,
             ):
                 schema, opened = stream.schema, world.now
                 while (batch := _wait_for_batch(actor, stream)) is not None:
@@ -309,7 +328,7 @@ def read(actor: Actor) -> None:
                 table = pa.Table.from_batches(batches, schema).combine_chunks()
                 if is_stale:
                     since = float("-inf")
-                history.check_read(table, selection, since)
+                history.check_read(table, selection, since, pinned)
                 actor.record(f"read {table.num_rows} rows of {history.name}, {selection}")
         except NotFoundError as error:
             allowed = is_stale or None in history.list_possible(since)
@@ -317,9 +336,12 @@ def read(actor: Actor) -> None:
         except ExhaustedError as error:
             limit = actor.host.plan.settings.get("max_streams_per_principal")
             actor.expect_error(error, since, limit is not None)
+        except InvalidRequestError as error:
+            fewer = selection.rows is not None and history.has_fewer_rows(selection.rows[1], since)
+            actor.expect_error(error, since, fewer or is_stale)
         except RemoteError as error:
             changed = len(history.list_possible(since)) > 1
-            actor.expect_error(error, since, changed or is_stale, opened)
+            actor.expect_error(error, since, changed or is_stale or version is not None, opened)
         except SplitArrowError as error:
             actor.expect_error(error, since, is_stale, opened)
         actor.think()
@@ -427,6 +449,8 @@ def check_final(actor: Actor) -> None:
                     table = client.read(name).read_all().combine_chunks()
                 history.check_read(table, Selection(), world.now)
                 actor.record(f"finally read {table.num_rows} rows of {name} at {host.name}")
+                if host is hosts[0]:
+                    _check_versions(actor, host, history)
             except NotFoundError as error:
                 if None not in history.possible:
                     raise SimulationError(f"{name} is lost at {host.name}: {error}") from error
@@ -435,6 +459,19 @@ def check_final(actor: Actor) -> None:
                 raise SimulationError(
                     f"{name} cannot be read at {host.name} after all faults: {error}"
                 ) from error
+
+
+def _check_versions(actor: Actor, host: Host, history: History) -> None:
+    """Read all versions: each has its rows, or it has been removed."""
+    for version, pinned in history.versions.items():
+        try:
+            with splitarrow.connect(host.uri, actor.cluster.token(actor.principal)) as client:
+                table = client.read(history.name, version=version).read_all().combine_chunks()
+        except RemoteError as error:
+            if "removed" not in str(error) and "never had the version" not in str(error):
+                raise
+        else:
+            history.check_read(table, Selection(), World.current.now, pinned)
 
 
 def actor_host(cluster: Cluster, name: str) -> Host:

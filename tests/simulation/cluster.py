@@ -22,6 +22,7 @@ from splitarrow.server.catalog.catalog import open_catalog
 from splitarrow.server.config import Configuration, Settings
 from splitarrow.server.daemon import Daemon
 from splitarrow.server.metrics import Histogram, MetricType
+from splitarrow.server.shares import MemoryShare
 from splitarrow.server.uploads.publication import ShardKey
 from splitarrow.server.uploads.store import encode_name
 
@@ -226,11 +227,6 @@ class Cluster:
                 continue
             limit = daemon.settings.stream_memory
             held = daemon.context.memory.held
-            memory = daemon.context.memory
-            for principal, nbytes in memory._held.items():
-                own = sum(stream.principal == principal for stream in daemon.streams)
-                if nbytes > limit // 2 + _GROUP_BYTES * (own + 1):
-                    raise SimulationError(f"{principal} holds {nbytes} bytes of {limit}")
             if held > limit + _GROUP_BYTES * daemon.context.memory._streams:
                 raise SimulationError(f"{host.name} holds {held} bytes of {limit}")
             most = daemon.settings.max_streams_per_principal
@@ -337,6 +333,19 @@ class Cluster:
         """Return how many connections the process of a host has."""
         ends = Network.current.ends.values()
         return sum(end.process is host.process for end in ends)
+
+
+_grant = MemoryShare.grant
+
+
+def grant_memory(share: MemoryShare) -> None:
+    """Give memory to a stream, if there is room in the half of its principal, and in all."""
+    memory = share._memory
+    own = memory._held[share.principal] + share.wanted
+    if own > memory._limit // 2 or memory.held + share.wanted > memory._limit:
+        text = f"{share.principal} gets {own} bytes of {memory._limit}"
+        World.current.fail(SimulationError(text))
+    _grant(share)
 
 
 def _list_held(host: Host) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 The files are real, in memory. This module keeps what was made durable: the contents of a file by
 ``fsync``, the names of a folder by ``fsync`` of the folder. After a power failure, later changes of
-names are there up to a random one, and later contents wholly, in part, or not at all.
+a folder's names are there up to a random one, and later contents wholly, in part, or not at all.
 
 `install` replaces the functions of `os` that the product writes with. Numbers of inodes and times
 of files are those of the simulation.
@@ -130,11 +130,13 @@ class Disk:
         random = World.current.random
         for folder in sorted(self._names):
             self._notice(folder)
-        cut = random.randrange(len(self._changes) + 1)
+        count = len(self._changes)
+        cuts = {folder: random.randrange(count + 1) for folder in sorted(self._names)}
         names: dict[str, dict[str, int]] = {self.folder: {}}
         for index, change in enumerate(self._changes):
             is_durable = any(self._durable.get(folder, 0) > index for folder, _, _ in change.names)
-            if index >= cut and not is_durable:
+            is_kept = all(index < cuts.get(folder, count) for folder, _, _ in change.names)
+            if not (is_durable or is_kept):
                 continue
             for folder, name, inode in change.names:
                 entries = names.setdefault(folder, {})

@@ -7,7 +7,7 @@ happened, and a read gets one of the states that were possible while it ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -65,6 +65,8 @@ class Selection:
     below: int | None = None
     """Only rows with ``n`` below this number."""
     limit: int | None = None
+    rows: tuple[int, int] | None = None
+    """The first row of the dataset, and the one after the last."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the product's read."""
@@ -72,11 +74,14 @@ class Selection:
             "columns": None if self.columns is None else list(self.columns),
             "filter": None if self.below is None else f"n < {self.below}",
             "limit": self.limit,
+            "rows": self.rows,
         }
         return {name: value for name, value in given.items() if value is not None}
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Return the rows that a read of the table has to return."""
+        if self.rows is not None:
+            table = table.slice(self.rows[0], self.rows[1] - self.rows[0])
         if self.below is not None:
             table = table.take(np.flatnonzero(table["n"].to_numpy() < self.below))
         if self.limit is not None:
@@ -93,6 +98,8 @@ class History:
         self._times: list[tuple[float, frozenset[State]]] = [(World.current.now, self._possible)]
         self._pending: list[Change] = []
         self.acknowledged = 0
+        self.versions: dict[str, frozenset[State]] = {}
+        """The states that a version may have."""
 
     @property
     def possible(self) -> frozenset[State]:
@@ -110,6 +117,8 @@ class History:
             self._pending.remove(change)
         self.acknowledged += 1
         self._set(frozenset(change(state) for state in self._possible))
+        if self._possible == {None}:
+            self.versions.clear()  # the numbers begin anew
 
     def settle(self) -> None:
         """Record that no earlier change can happen any more: the daemon has started anew."""
@@ -132,9 +141,25 @@ class History:
                 found |= states
         return found
 
-    def check_read(self, table: pa.Table, selection: Selection, since: float) -> None:
-        """Raise if a read has returned rows that no possible state has."""
-        states = [state for state in self.list_possible(since) if state is not None]
+    def count_rows(self) -> int:
+        """Return the number of rows of the largest state that is possible now."""
+        return max(sum(sum(job.shards) for job in state or ()) for state in self._possible)
+
+    def has_fewer_rows(self, rows: int, since: float) -> bool:
+        """Return whether a state had fewer rows since a time."""
+        states = self.list_possible(since)
+        return any(sum(sum(job.shards) for job in state or ()) < rows for state in states)
+
+    def check_read(
+        self,
+        table: pa.Table,
+        selection: Selection,
+        since: float,
+        pinned: Iterable[State] | None = None,
+    ) -> None:
+        """Raise if a read has returned rows that no possible state, or pinned version, has."""
+        found = self.list_possible(since) if pinned is None else pinned
+        states = [state for state in found if state is not None]
         for state in states:
             if selection.apply(find_rows(state)).equals(table):
                 return

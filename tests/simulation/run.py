@@ -224,11 +224,22 @@ class Run:
             undo()
 
         if fault.event is not None:
-            world.watch(fault.event, begin)
+            self._watch(fault.event, fault.occurrence, begin)
         elif fault.segment is None:
             world.call_later(fault.at, begin)
         else:
             self.network.triggers[fault.segment].append(begin)
+
+    def _watch(self, event: str, occurrence: int, begin: Callable[[], None]) -> None:
+        """Begin a fault at one of the events with a text."""
+
+        def count() -> None:
+            if occurrence > 1:
+                self._watch(event, occurrence - 1, begin)
+            else:
+                begin()
+
+        self.world.watch(event, count)
 
     def _cancel_soon(self, host: Host, attempts: int) -> None:
         """Cancel the streams of a daemon once it has sent some of them."""

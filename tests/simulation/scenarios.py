@@ -31,6 +31,8 @@ class Fault:
     """The large segment at which it begins, in place of a time."""
     event: str | None = None
     """The text of an event at which it begins, in place of a time."""
+    occurrence: int = 1
+    """Which of these events it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +73,29 @@ _FAULTS = (
 )
 
 
-_EVENTS = (*[None] * 9, "dataset uploaded", "dataset dropped", "dataset published", "uploaded job")
+_EVENTS = (
+    *("dataset uploaded", "dataset dropped", "dataset published"),
+    *("uploaded job", "dropped", "published job", "wrote all"),
+)
+"""Events of daemons before they answer, and of clients that have the answer."""
+
+
+def _draw_fault(random: Random) -> Fault:
+    begins = random.choice(("time", "segment", "segment", "event"))
+    return Fault(
+        random.choice(_FAULTS),
+        at=random.choice((0.3, 1.0, _WINDOW_SECONDS)) * random.random(),
+        target=random.randrange(8),
+        seconds=random.choice((0.05, 1.0, 4.0, 30.0)) * random.random(),
+        amount=random.choice((-3600.0, 120.0, 7200.0)),
+        segment=random.randrange(1, random.choice((30, 200))) if begins == "segment" else None,
+        event=random.choice(_EVENTS) if begins == "event" else None,
+        occurrence=random.randrange(1, 4),
+    )
 
 
 def _draw_faults(random: Random, most: int) -> tuple[Fault, ...]:
-    return tuple(
-        Fault(
-            random.choice(_FAULTS),
-            at=random.choice((0.3, 1.0, _WINDOW_SECONDS)) * random.random(),
-            target=random.randrange(8),
-            seconds=random.choice((0.05, 1.0, 4.0, 30.0)) * random.random(),
-            amount=random.choice((-3600.0, 120.0, 7200.0)),
-            segment=random.choice((None, random.randrange(1, 30), random.randrange(1, 200))),
-            event=random.choice(_EVENTS),
-        )
-        for _ in range(random.randrange(most + 1))
-    )
+    return tuple(_draw_fault(random) for _ in range(random.randrange(most + 1)))
 
 
 def _draw_settings(random: Random) -> dict[str, Any]:
@@ -173,18 +182,21 @@ def replicas(random: Random, seed: int) -> Plan:
 
 
 def relays(random: Random, seed: int) -> Plan:
-    """A relay caches what a daemon publishes."""
+    """A relay caches what one or two daemons publish, and passes on what is uploaded to one."""
+    origins = random.randrange(1, 3)
+    copies = {} if origins == 1 else {"replicas": random.randrange(1, 3)}
     actors = [
-        _actor(random, "publish", "alice-p", 0, random.randrange(1, 3)),
-        _actor(random, "read", "alice-p", 1, random.randrange(2, 7)),
+        _actor(random, "publish", "alice-p", 0, random.randrange(1, 5), **copies),
+        _actor(random, "read", "alice-p", origins, random.randrange(2, 7)),
     ]
     if random.random() < 0.5:
-        actors.append(_actor(random, "upload", "alice-u", 0, random.randrange(1, 3)))
-        actors.append(_actor(random, "read", "alice-u", 1, random.randrange(2, 7)))
+        actors.append(_actor(random, "upload", "alice-u", 0, random.randrange(2, 5)))
+        actors.append(_actor(random, "read", "alice-u", origins, random.randrange(2, 7)))
+    daemons = [DaemonPlan(_draw_settings(random)) for _ in range(origins)]
     return Plan(
         seed,
         "relays",
-        (DaemonPlan(_draw_settings(random)), DaemonPlan(is_relay=True)),
+        (*daemons, DaemonPlan(is_relay=True)),
         tuple(actors),
         _draw_faults(random, 3),
         _draw_network(random),
@@ -196,6 +208,8 @@ def principals(random: Random, seed: int) -> Plan:
     settings = _draw_settings(random)
     if random.random() < 0.7:
         settings["max_streams_per_principal"] = random.choice((1, 2, 3))
+    if random.random() < 0.5:
+        settings["stream_memory"] = random.choice((64 << 10, 1 << 20))
     actors = [
         _actor(random, "upload", "alice-a", 0, random.randrange(1, 3)),
         _actor(random, "upload", "bob-b", 0, random.randrange(1, 3)),
@@ -217,7 +231,7 @@ def principals(random: Random, seed: int) -> Plan:
 
 SCENARIOS: tuple[Callable[[Random, int], Plan], ...] = (
     *(uploads, uploads, publications, publications),
-    *(replicas, relays, principals),
+    *(replicas, replicas, relays, relays, principals),
 )
 
 
@@ -225,7 +239,19 @@ def draw_plan(seed: int) -> Plan:
     """Return the plan of a seed."""
     random = Random(seed)
     plan = random.choice(SCENARIOS)(random, seed)
-    return replace(plan, writes_first=random.random() < 0.75)
+    plan = replace(plan, writes_first=random.random() < 0.75)
+    return _quieten(random, plan) if random.random() < 0.2 else plan
+
+
+def _quieten(random: Random, plan: Plan) -> Plan:
+    """Return a plan in which no read may fail: nothing breaks, but a daemon may drain."""
+    drain = replace(_draw_fault(random), kind="drain")
+    return replace(
+        plan,
+        faults=(drain,) if random.random() < 0.6 else (),
+        network={**plan.network, "break_share": 0.0},
+        failing_share=0.0,
+    )
 
 
 def list_smaller(plan: Plan) -> list[Plan]:

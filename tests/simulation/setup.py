@@ -52,11 +52,13 @@ from splitarrow.publication import version_store
 from splitarrow.server import control, daemon, listeners, report, session, usage
 from splitarrow.server.bodies import FrameWriter
 from splitarrow.server.catalog import published
+from splitarrow.server.shares import MemoryShare
 from splitarrow.server.uploads import publication
 from splitarrow.transport import grpc_usage, sockets, tcp
 from splitarrow.transport.memory import files
 
 from .clock import World
+from .cluster import grant_memory
 from .grpc_client import Channel
 from .processes import PerProcess
 
@@ -134,6 +136,7 @@ def prepare() -> None:
         (remote_bodies, "_SENDER", PerProcess("lease returns", remote_bodies._Sender)),
         (version_store, "datetime", _Datetime),
         (publication, "datetime", _Datetime),
+        (MemoryShare, "grant", grant_memory),
         # The kernel reports no changes here. The watcher polls as well.
         (published.VersionWatcher, "_watch_folders", _wait_for_stop),
         # Their values would depend on the machine.
