@@ -148,7 +148,7 @@ def upload(actor: Actor) -> None:
     for step in range(actor.plan.steps):
         since = World.current.now
         job = draw_job(random, step + 1, 1)
-        drops = step > 0 and random.random() < 0.2
+        drops = step > 0 and random.random() < 0.3
 
         def change(_: State, job: Job = job, drops: bool = drops) -> State:
             return None if drops else (job,)
@@ -277,7 +277,7 @@ def draw_selection(random: Random, rows: int) -> Selection:
         return Selection(rows=(begin, random.randrange(begin, rows + 1)))
     columns = random.choice((None, ("job", "n"), ("text", "n"), ("n",)))
     below = random.choice((None, None, 0, 2500, 15_000))
-    limit = random.choice((None, None, 1, 4000, 12_000))
+    limit = random.choice((None, None, 1, 4000, 12_000, 30_000))
     return Selection(columns, below, limit)
 
 

@@ -73,11 +73,10 @@ _FAULTS = (
 )
 
 
-_EVENTS = (
-    *("dataset uploaded", "dataset dropped", "dataset published"),
-    *("uploaded job", "dropped", "published job", "wrote all"),
-)
-"""Events of daemons before they answer, and of clients that have the answer."""
+_ANSWERS = ("uploaded job", "dropped alice", "published job", "wrote all")
+"""Events of clients that have an answer."""
+_EVENTS = ("dataset uploaded", "dataset dropped", "dataset published", *_ANSWERS)
+"""These, and events of daemons before they answer."""
 
 
 def _draw_fault(random: Random) -> Fault:
@@ -95,7 +94,11 @@ def _draw_fault(random: Random) -> Fault:
 
 
 def _draw_faults(random: Random, most: int) -> tuple[Fault, ...]:
-    return tuple(_draw_fault(random) for _ in range(random.randrange(most + 1)))
+    faults = [_draw_fault(random) for _ in range(random.randrange(most + 1))]
+    if random.random() < 0.3:  # what was acknowledged must survive
+        answer, fault = random.choice(_ANSWERS), _draw_fault(random)
+        faults[:1] = [replace(fault, kind="power", event=answer, segment=None)]
+    return tuple(faults)
 
 
 def _draw_settings(random: Random) -> dict[str, Any]:
@@ -182,16 +185,13 @@ def replicas(random: Random, seed: int) -> Plan:
 
 
 def relays(random: Random, seed: int) -> Plan:
-    """A relay caches what one or two daemons publish, and passes on what is uploaded to one."""
+    """A relay caches what one or two daemons publish."""
     origins = random.randrange(1, 3)
     copies = {} if origins == 1 else {"replicas": random.randrange(1, 3)}
     actors = [
         _actor(random, "publish", "alice-p", 0, random.randrange(1, 5), **copies),
         _actor(random, "read", "alice-p", origins, random.randrange(2, 7)),
     ]
-    if random.random() < 0.5:
-        actors.append(_actor(random, "upload", "alice-u", 0, random.randrange(2, 5)))
-        actors.append(_actor(random, "read", "alice-u", origins, random.randrange(2, 7)))
     daemons = [DaemonPlan(_draw_settings(random)) for _ in range(origins)]
     return Plan(
         seed,
@@ -200,6 +200,21 @@ def relays(random: Random, seed: int) -> Plan:
         tuple(actors),
         _draw_faults(random, 3),
         _draw_network(random),
+    )
+
+
+def passages(random: Random, seed: int) -> Plan:
+    """A relay passes on what is uploaded to a daemon, over connections that break."""
+    return Plan(
+        seed,
+        "passages",
+        (DaemonPlan(_draw_settings(random)), DaemonPlan(is_relay=True)),
+        (
+            _actor(random, "upload", "alice-u", 0, random.randrange(2, 7)),
+            *(_actor(random, "read", "alice-u", 1, random.randrange(3, 9)) for _ in range(2)),
+        ),
+        _draw_faults(random, 6),
+        {**_draw_network(random), "break_share": random.choice((0.001, 0.004))},
     )
 
 
@@ -231,7 +246,7 @@ def principals(random: Random, seed: int) -> Plan:
 
 SCENARIOS: tuple[Callable[[Random, int], Plan], ...] = (
     *(uploads, uploads, publications, publications),
-    *(replicas, replicas, relays, relays, principals),
+    *(replicas, replicas, relays, passages, principals),
 )
 
 
