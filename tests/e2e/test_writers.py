@@ -162,7 +162,10 @@ def state_of(batch: pa.RecordBatch) -> int | None:
 
 
 @pytest.mark.slow
-@each_transport
+@pytest.mark.parametrize(
+    "transport",
+    ["tcp", *(pytest.param(name, marks=pytest.mark.long) for name in ("shm", "ucx", "flight"))],
+)
 def test_a_file_that_is_mapped_for_writing_is_refused(
     start: Callable[..., Read], data: tuple[Path, list[tuple[int, int]]], transport: str
 ) -> None:

@@ -93,6 +93,7 @@ def test_killed_workers_are_replaced_without_missing_or_duplicate_rows(spark, re
     assert len(list(marks.iterdir())) == 2
 
 
+@pytest.mark.long
 def test_a_task_whose_worker_is_killed_each_time_fails_the_query(read_and_kill):
     frame, _ = read_and_kill(kills=99)
     with pytest.raises(SPARK_ERRORS):

@@ -211,6 +211,7 @@ def test_options_of_streams_are_errors_in_batch_queries(spark: Any, source: Sour
             frame.option("startingVersion", "latest").load("set").collect()
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_the_python_source_continues(source: Source, query: Query):
     if not HAS_PYTHON_SOURCES:
         with pytest.raises(Exception, match="has no data sources in Python"):

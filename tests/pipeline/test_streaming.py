@@ -84,11 +84,16 @@ def test_a_dataset_without_versions_is_an_error(spark, serve, tmp_path):
     ("options", "message"),
     [
         ({"limit": "1"}, "does not support the option 'limit'"),
-        ({"versionAsOf": "1"}, "does not support the option 'version'"),
         ({"shards_per_partition": "x"}, "'x'; it must be an integer"),
-        ({"transport": "pigeon"}, "not available over 'pigeon'"),
-        ({"bogus": "1"}, "no option 'bogus'"),
         ({"version": "9"}, "never had the version 9"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ({"versionAsOf": "1"}, "does not support the option 'version'"),
+                ({"transport": "pigeon"}, "not available over 'pigeon'"),
+                ({"bogus": "1"}, "no option 'bogus'"),
+            )
+        ),
     ],
 )
 def test_a_wrong_option_of_a_stream_raises_no_traceback(

@@ -340,7 +340,10 @@ def read(actor: Actor) -> None:
             fewer = selection.rows is not None and history.has_fewer_rows(selection.rows[1], since)
             actor.expect_error(error, since, fewer or is_stale)
         except RemoteError as error:
-            changed = len(history.list_possible(since)) > 1
+            states = history.list_possible(since)
+            # A version that has been planned stays for a time.
+            stays = history.name in actor.cluster.published and None not in states
+            changed = len(states) > 1 and not stays
             actor.expect_error(error, since, changed or is_stale or version is not None, opened)
         except SplitArrowError as error:
             actor.expect_error(error, since, is_stale, opened)

@@ -177,6 +177,7 @@ class Cluster:
         """The number of faults that last."""
         self.owners: dict[str, int] = {}
         """The host to which the writer of each dataset writes."""
+        self.published: set[str] = set()
         self.replicated: set[str] = set()
         self._steps = 0
         self.hosts = [Host(self, number, plan) for number, plan in enumerate(plans)]

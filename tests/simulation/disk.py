@@ -189,7 +189,9 @@ class Disk:
             if path in self._names or contents.get(inode, b"") is None:
                 self._collect(path, names, contents, kept)
             else:
-                kept[path] = self._tear(inode, contents.get(inode) or b"")
+                # A file that was removed has what was synced.
+                now = contents.get(inode, self._synced.get(inode))
+                kept[path] = self._tear(inode, now or b"")
 
     def _tear(self, inode: int, now: bytes) -> bytes:
         """Return what is left of a file's contents."""

@@ -76,6 +76,8 @@ class Run:
         for actor in plan.actors:
             if actor.kind in ("upload", "publish"):
                 self.cluster.owners[actor.dataset] = actor.host
+            if actor.kind == "publish":
+                self.cluster.published.add(actor.dataset)
             if actor.options.get("replicas"):
                 self.cluster.replicated.add(actor.dataset)
         self.actors = [Actor(self.cluster, n, actor) for n, actor in enumerate(plan.actors)]
@@ -109,11 +111,11 @@ class Run:
         world.call_at(end, self._end_faults)
         world.run(lambda: self.is_over, _LIMIT_SECONDS)
         world.run(lambda: all(each.process.is_done for each in self.actors), _LIMIT_SECONDS)
-        self._wait_idle()
+        self._wait_idle(_FOLLOW_SECONDS if any(each.plan.is_relay for each in cluster.hosts) else 0)
         checker = Actor(cluster, 99, ActorPlan("check", "alice-x", 0, 1, 0))
         checker.start()
         world.run(lambda: checker.process.is_done, _LIMIT_SECONDS)
-        self._wait_idle()
+        self._wait_idle(0)
         cluster.check_idle()
         self.is_done = True  # nobody starts them again
         for host in cluster.hosts:
@@ -151,11 +153,9 @@ class Run:
             _LIMIT_SECONDS,
         )
 
-    def _wait_idle(self) -> None:
-        """Wait until all daemons run and hold nothing, but not too long."""
-        now = self.world.now
-        has_relay = any(host.plan.is_relay for host in self.cluster.hosts)
-        begin, end = now + (_FOLLOW_SECONDS if has_relay else 0.0), now + _IDLE_SECONDS
+    def _wait_idle(self, least: float) -> None:
+        """Wait so many seconds, and until all daemons run and hold nothing, but not too long."""
+        begin, end = self.world.now + least, self.world.now + _IDLE_SECONDS
         self.is_over = False
 
         def look() -> None:

@@ -260,7 +260,7 @@ def draw_plan(seed: int) -> Plan:
 
 def _quieten(random: Random, plan: Plan) -> Plan:
     """Return a plan in which no read may fail: nothing breaks, but a daemon may drain."""
-    drain = replace(_draw_fault(random), kind="drain")
+    drain = replace(_draw_fault(random), kind="drain", seconds=30.0)  # longer than reads wait
     return replace(
         plan,
         faults=(drain,) if random.random() < 0.6 else (),

@@ -23,6 +23,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_starting_and_listing_are_timed(tmp_path: Path) -> None:
     write_folder(tmp_path / "files", 20)
     found = measure_files(tmp_path / "files", 1)
