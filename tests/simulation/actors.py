@@ -35,6 +35,8 @@ _LONGEST_SECONDS = _STALL_SECONDS + 5.0
 _SLACK_SECONDS = 1.5
 _DRAINED_SECONDS = 15.0
 """The time for which a daemon that drains certainly goes on with a read."""
+_FOLLOW_SECONDS = 45.0
+"""The time in which a relay has to follow its upstream: a keep-alive finds a dead connection."""
 _BATCH_BYTES = 600_000
 """More than the largest batch has."""
 _ROWS = (0, 40, 5000, 20_000, 20_000)
@@ -286,6 +288,7 @@ def read(actor: Actor) -> None:
     history, random, world = actor.cluster.history(actor.plan.dataset), actor.random, World.current
     is_cluster = bool(actor.plan.options.get("replicas"))
     is_stale = actor.host.plan.is_relay
+    seen = float("-inf"), 0
     if random.random() < 0.8:
         actor.wait_for(history)
     for _ in range(actor.plan.steps):
@@ -330,9 +333,16 @@ def read(actor: Actor) -> None:
                     since = float("-inf")
                 history.check_read(table, selection, since, pinned)
                 actor.record(f"read {table.num_rows} rows of {history.name}, {selection}")
+            seen = world.now, actor.host.starts
         except NotFoundError as error:
-            allowed = is_stale or None in history.list_possible(since)
-            actor.expect_error(error, since, allowed)
+            # A relay knows what it has served since it started.
+            begin = since if not is_stale or seen[1] != actor.host.starts else seen[0]
+            absent = None in history.list_possible(begin) or (is_stale and begin == since)
+            if not (absent or actor.cluster.has_failing_disks):
+                raise SimulationError(f"{history.name} exists, but {error}") from error
+            actor.expect_error(error, since, absent)
+            if is_stale:
+                time.sleep(0.5)  # until it has asked its upstream
         except ExhaustedError as error:
             limit = actor.host.plan.settings.get("max_streams_per_principal")
             actor.expect_error(error, since, limit is not None)
@@ -437,31 +447,42 @@ def hold(actor: Actor) -> None:
 
 def check_final(actor: Actor) -> None:
     """Read every dataset once all faults are over: it has a state that is possible now."""
-    world, cluster = World.current, actor.cluster
+    cluster = actor.cluster
     for name, history in sorted(cluster.histories.items()):
         actor.principal = "bob" if name.startswith("bob") else "alice"
-        hosts = cluster.hosts if len(cluster.hosts) == 1 else [actor_host(cluster, name)]
-        if any(host.plan.is_relay for host in cluster.hosts):
-            hosts = [*hosts, *(host for host in cluster.hosts if host.plan.is_relay)]
-        for host in hosts:
-            source: Any = host.uri
-            if name in cluster.replicated and not host.plan.is_relay:
-                source = [each.uri for each in cluster.origins]
-            try:
-                with splitarrow.connect(source, cluster.token(actor.principal)) as client:
-                    table = client.read(name).read_all().combine_chunks()
-                history.check_read(table, Selection(), world.now)
-                actor.record(f"finally read {table.num_rows} rows of {name} at {host.name}")
-                if host is hosts[0]:
-                    _check_versions(actor, host, history)
-            except NotFoundError as error:
-                if None not in history.possible:
-                    raise SimulationError(f"{name} is lost at {host.name}: {error}") from error
-                actor.record(f"{name} does not exist at {host.name}")
-            except SplitArrowError as error:
-                raise SimulationError(
-                    f"{name} cannot be read at {host.name} after all faults: {error}"
-                ) from error
+        owner = cluster.hosts[cluster.owners[name]]
+        for host in [owner, *(host for host in cluster.hosts if host.plan.is_relay)]:
+            end = World.current.now + (_FOLLOW_SECONDS if host.plan.is_relay else 0.0)
+            while True:
+                try:
+                    _check_dataset(actor, host, history)
+                    break
+                except SimulationError:
+                    if World.current.now >= end:
+                        raise
+                time.sleep(1.0)
+
+
+def _check_dataset(actor: Actor, host: Host, history: History) -> None:
+    """Read a dataset at a host, or at all daemons that share it."""
+    cluster, name = actor.cluster, history.name
+    shares = name in cluster.replicated and not host.plan.is_relay
+    source: Any = [each.uri for each in cluster.origins] if shares else host.uri
+    try:
+        with splitarrow.connect(source, cluster.token(actor.principal)) as client:
+            table = client.read(name).read_all().combine_chunks()
+        history.check_read(table, Selection(), World.current.now)
+        actor.record(f"finally read {table.num_rows} rows of {name} at {host.name}")
+        if not host.plan.is_relay:
+            _check_versions(actor, host, history)
+    except NotFoundError as error:
+        if None not in history.possible:
+            raise SimulationError(f"{name} is lost at {host.name}: {error}") from error
+        actor.record(f"{name} does not exist at {host.name}")
+    except SplitArrowError as error:
+        raise SimulationError(
+            f"{name} cannot be read at {host.name} after all faults: {error}"
+        ) from error
 
 
 def _check_versions(actor: Actor, host: Host, history: History) -> None:
@@ -475,11 +496,6 @@ def _check_versions(actor: Actor, host: Host, history: History) -> None:
                 raise
         else:
             history.check_read(table, Selection(), World.current.now, pinned)
-
-
-def actor_host(cluster: Cluster, name: str) -> Host:
-    """Return the host to which the writer of a dataset writes."""
-    return cluster.hosts[cluster.owners[name]]
 
 
 KINDS: dict[str, Callable[[Actor], None]] = {

@@ -177,6 +177,8 @@ class Cluster:
         """The number of faults that last."""
         self.owners: dict[str, int] = {}
         """The host to which the writer of each dataset writes."""
+        self.has_failing_disks = False
+        """Whether a daemon may have started without some of its datasets."""
         self.published: set[str] = set()
         self.replicated: set[str] = set()
         self._steps = 0

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 _FOLDER = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp")
 _LIMIT_SECONDS = 1500.0
 _IDLE_SECONDS = 80.0
-_FOLLOW_SECONDS = 45.0
-"""The time in which a relay has to follow its upstream: a keep-alive finds a dead connection."""
 _LEAST_SECONDS = 4.0
 """The time in which faults can begin, at least."""
 _DRAIN_SECONDS = 60.0
@@ -95,6 +93,7 @@ class Run:
         early = self._start_writers() if self.plan.writes_first else []
         self._watch_counters()
         self.network.break_share = break_share
+        cluster.has_failing_disks = self.plan.failing_share > 0
         for host in cluster.hosts:
             host.disk.failing_share = self.plan.failing_share
         if self.plan.failing_share or self.network.break_share:
@@ -111,11 +110,11 @@ class Run:
         world.call_at(end, self._end_faults)
         world.run(lambda: self.is_over, _LIMIT_SECONDS)
         world.run(lambda: all(each.process.is_done for each in self.actors), _LIMIT_SECONDS)
-        self._wait_idle(_FOLLOW_SECONDS if any(each.plan.is_relay for each in cluster.hosts) else 0)
+        self._wait_idle()
         checker = Actor(cluster, 99, ActorPlan("check", "alice-x", 0, 1, 0))
         checker.start()
         world.run(lambda: checker.process.is_done, _LIMIT_SECONDS)
-        self._wait_idle(0)
+        self._wait_idle()
         cluster.check_idle()
         self.is_done = True  # nobody starts them again
         for host in cluster.hosts:
@@ -153,14 +152,13 @@ class Run:
             _LIMIT_SECONDS,
         )
 
-    def _wait_idle(self, least: float) -> None:
-        """Wait so many seconds, and until all daemons run and hold nothing, but not too long."""
-        begin, end = self.world.now + least, self.world.now + _IDLE_SECONDS
+    def _wait_idle(self) -> None:
+        """Wait until all daemons run and hold nothing, but not too long."""
+        end = self.world.now + _IDLE_SECONDS
         self.is_over = False
 
         def look() -> None:
-            is_idle = self.world.now >= begin and self.cluster.is_idle()
-            self.is_over = is_idle or self.world.now >= end
+            self.is_over = self.cluster.is_idle() or self.world.now >= end
             if not self.is_over:
                 self.world.call_later(0.5, look)
 

@@ -125,6 +125,10 @@ def _actor(
     return ActorPlan(kind, dataset, host, steps, random.getrandbits(32), options)
 
 
+def _draw_relay(random: Random) -> DaemonPlan:
+    return DaemonPlan({"poll_seconds": random.choice((0.2, 1.0))}, is_relay=True)
+
+
 def uploads(random: Random, seed: int) -> Plan:
     """One daemon: uploads are replaced and dropped while others read them."""
     writers = random.randrange(1, 3)
@@ -187,7 +191,8 @@ def replicas(random: Random, seed: int) -> Plan:
 def relays(random: Random, seed: int) -> Plan:
     """A relay caches what one or two daemons publish."""
     origins = random.randrange(1, 3)
-    copies = {} if origins == 1 else {"replicas": random.randrange(1, 3)}
+    shares = origins > 1 and random.random() < 0.5
+    copies = {"replicas": random.randrange(1, 3)} if shares else {}
     actors = [
         _actor(random, "publish", "alice-p", 0, random.randrange(1, 5), **copies),
         _actor(random, "read", "alice-p", origins, random.randrange(2, 7)),
@@ -196,7 +201,7 @@ def relays(random: Random, seed: int) -> Plan:
     return Plan(
         seed,
         "relays",
-        (*daemons, DaemonPlan(is_relay=True)),
+        (*daemons, _draw_relay(random)),
         tuple(actors),
         _draw_faults(random, 3),
         _draw_network(random),
@@ -208,13 +213,13 @@ def passages(random: Random, seed: int) -> Plan:
     return Plan(
         seed,
         "passages",
-        (DaemonPlan(_draw_settings(random)), DaemonPlan(is_relay=True)),
+        (DaemonPlan(_draw_settings(random)), _draw_relay(random)),
         (
             _actor(random, "upload", "alice-u", 0, random.randrange(2, 7)),
             *(_actor(random, "read", "alice-u", 1, random.randrange(3, 9)) for _ in range(2)),
         ),
         _draw_faults(random, 6),
-        {**_draw_network(random), "break_share": random.choice((0.001, 0.004))},
+        {**_draw_network(random), "break_share": random.choice((0.01, 0.03))},
     )
 
 
