@@ -288,7 +288,6 @@ def read(actor: Actor) -> None:
     history, random, world = actor.cluster.history(actor.plan.dataset), actor.random, World.current
     is_cluster = bool(actor.plan.options.get("replicas"))
     is_stale = actor.host.plan.is_relay
-    seen = float("-inf"), 0
     if random.random() < 0.8:
         actor.wait_for(history)
     for _ in range(actor.plan.steps):
@@ -333,11 +332,10 @@ def read(actor: Actor) -> None:
                     since = float("-inf")
                 history.check_read(table, selection, since, pinned)
                 actor.record(f"read {table.num_rows} rows of {history.name}, {selection}")
-            seen = world.now, actor.host.starts
         except NotFoundError as error:
-            # A relay knows what it has served since it started.
-            begin = since if not is_stale or seen[1] != actor.host.starts else seen[0]
-            absent = None in history.list_possible(begin) or (is_stale and begin == since)
+            absent = None in history.list_possible(since) or (
+                is_stale and not _has_relayed(actor.host, history)
+            )
             if not (absent or actor.cluster.has_failing_disks):
                 raise SimulationError(f"{history.name} exists, but {error}") from error
             actor.expect_error(error, since, absent)
@@ -347,7 +345,8 @@ def read(actor: Actor) -> None:
             limit = actor.host.plan.settings.get("max_streams_per_principal")
             actor.expect_error(error, since, limit is not None)
         except InvalidRequestError as error:
-            fewer = selection.rows is not None and history.has_fewer_rows(selection.rows[1], since)
+            end = 0 if selection.rows is None else selection.rows[1]
+            fewer = history.has_fewer_rows(end, since, pinned)
             actor.expect_error(error, since, fewer or is_stale)
         except RemoteError as error:
             states = history.list_possible(since)
@@ -360,6 +359,14 @@ def read(actor: Actor) -> None:
         actor.think()
 
 
+def _has_relayed(relay: Host, history: History) -> bool:
+    """Return whether a relay, which runs, certainly knows a dataset."""
+    if history.was_dropped or relay.process is None:
+        return False
+    start, event = f"{relay.process.name}/", f"dataset relayed dataset={history.name}"
+    return any(each.startswith(start) and event in text for _, each, text in World.current.events)
+
+
 def _wait_for_batch(actor: Actor, stream: Any) -> pa.RecordBatch | None:
     """Return the next batch of a stream, which must not take too long."""
     begin = World.current.now
@@ -369,6 +376,8 @@ def _wait_for_batch(actor: Actor, stream: Any) -> pa.RecordBatch | None:
         seconds = World.current.now - begin
         # A batch may arrive twice.
         longest = _LONGEST_SECONDS + 2 * Network.current.estimate_seconds(_BATCH_BYTES)
+        if actor.host.plan.is_relay:  # it waits for its upstream as well
+            longest += _LONGEST_SECONDS
         if seconds > longest + _SLACK_SECONDS and not actor.process.was_paused:
             raise SimulationError(f"{actor.process.name} waited {seconds:.1f} s for a batch")
 

@@ -98,6 +98,8 @@ class History:
         self._times: list[tuple[float, frozenset[State]]] = [(World.current.now, self._possible)]
         self._pending: list[Change] = []
         self.acknowledged = 0
+        self.was_dropped = False
+        """Whether it may have been dropped."""
         self.versions: dict[str, frozenset[State]] = {}
         """The states that a version may have."""
 
@@ -130,6 +132,7 @@ class History:
         for change in self._pending:
             known |= {change(state) for state in known}
         self._possible = frozenset(known)
+        self.was_dropped |= self.acknowledged > 0 and None in known
         self._times.append((World.current.now, self._possible))
 
     def list_possible(self, since: float) -> set[State]:
@@ -145,9 +148,9 @@ class History:
         """Return the number of rows of the largest state that is possible now."""
         return max(sum(sum(job.shards) for job in state or ()) for state in self._possible)
 
-    def has_fewer_rows(self, rows: int, since: float) -> bool:
-        """Return whether a state had fewer rows since a time."""
-        states = self.list_possible(since)
+    def has_fewer_rows(self, rows: int, since: float, pinned: Iterable[State] | None) -> bool:
+        """Return whether a state since a time, or a pinned version, has fewer rows."""
+        states = self.list_possible(since) if pinned is None else pinned
         return any(sum(sum(job.shards) for job in state or ()) < rows for state in states)
 
     def check_read(

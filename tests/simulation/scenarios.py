@@ -62,7 +62,7 @@ def _draw_network(random: Random) -> dict[str, Any]:
         "buffer_bytes": max(buffer_bytes, int(2 * (seconds + jitter) * _LEAST_RATE)),
         "split_share": random.choice((0.0, 0.3)),
         "mangle_share": random.choice((0.0, 0.3)),
-        "break_share": random.choice((0.0, 0.001, 0.004)),
+        "break_share": random.choice((0.0, 0.001, 0.01)),
     }
 
 
@@ -190,12 +190,12 @@ def replicas(random: Random, seed: int) -> Plan:
 
 def relays(random: Random, seed: int) -> Plan:
     """A relay caches what one or two daemons publish."""
-    origins = random.randrange(1, 3)
+    origins = random.choice((1, 2, 2))
     shares = origins > 1 and random.random() < 0.5
     copies = {"replicas": random.randrange(1, 3)} if shares else {}
     actors = [
         _actor(random, "publish", "alice-p", 0, random.randrange(1, 5), **copies),
-        _actor(random, "read", "alice-p", origins, random.randrange(2, 7)),
+        _actor(random, "read", "alice-p", origins, random.randrange(4, 12)),
     ]
     daemons = [DaemonPlan(_draw_settings(random)) for _ in range(origins)]
     return Plan(
@@ -204,7 +204,7 @@ def relays(random: Random, seed: int) -> Plan:
         (*daemons, _draw_relay(random)),
         tuple(actors),
         _draw_faults(random, 3),
-        _draw_network(random),
+        {**_draw_network(random), "break_share": random.choice((0.0, 0.004, 0.01))},
     )
 
 
