@@ -23,7 +23,7 @@ from splitarrow.errors import (
     SplitArrowError,
 )
 
-from .clock import SimulationError, World
+from .clock import FIRST_SECONDS, SimulationError, World
 from .cluster import Cluster, Host
 from .history import History, Job, Selection, State, make_rows
 from .network import Network
@@ -334,7 +334,7 @@ def read(actor: Actor) -> None:
                 actor.record(f"read {table.num_rows} rows of {history.name}, {selection}")
         except NotFoundError as error:
             absent = None in history.list_possible(since) or (
-                is_stale and not _has_relayed(actor.host, history)
+                is_stale and not _has_relayed(actor.host, history, since)
             )
             if not (absent or actor.cluster.has_failing_disks):
                 raise SimulationError(f"{history.name} exists, but {error}") from error
@@ -359,12 +359,15 @@ def read(actor: Actor) -> None:
         actor.think()
 
 
-def _has_relayed(relay: Host, history: History) -> bool:
-    """Return whether a relay, which runs, certainly knows a dataset."""
+def _has_relayed(relay: Host, history: History, before: float) -> bool:
+    """Return whether a relay, which runs, has certainly known a dataset before a time."""
     if history.was_dropped or relay.process is None:
         return False
     start, event = f"{relay.process.name}/", f"dataset relayed dataset={history.name}"
-    return any(each.startswith(start) and event in text for _, each, text in World.current.events)
+    return any(
+        each.startswith(start) and event in text and when + FIRST_SECONDS < before
+        for when, each, text in World.current.events
+    )
 
 
 def _wait_for_batch(actor: Actor, stream: Any) -> pa.RecordBatch | None:

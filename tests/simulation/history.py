@@ -119,7 +119,7 @@ class History:
             self._pending.remove(change)
         self.acknowledged += 1
         self._set(frozenset(change(state) for state in self._possible))
-        if self._possible == {None}:
+        if not any(self._possible):
             self.versions.clear()  # the numbers begin anew
 
     def settle(self) -> None:

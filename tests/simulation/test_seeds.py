@@ -35,7 +35,7 @@ def simulate(
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
 def test_a_plan_fails_only_with_the_defect_that_it_has_found(path: Path) -> None:
     assert "error: None" in simulate("--plan", str(path), "--raw")
-    simulate("--plan", str(path), "--raw", "--plant", path.stem, fails=True)
+    simulate("--plan", str(path), "--raw", f"--plant={path.stem}", fails=True)
 
 
 def test_a_seed_gives_the_same_trace_with_other_hashes_and_cores() -> None:
