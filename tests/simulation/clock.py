@@ -644,7 +644,7 @@ def current_thread() -> Any:
 
 def install() -> None:
     """Replace the clock, the locks and the threads of Python. Call this before other imports."""
-    time.monotonic = time.perf_counter = _world_time
+    time.monotonic = time.perf_counter = time.thread_time = time.process_time = _world_time
     time.time = _wall_time
     time.monotonic_ns = lambda: int(_world_time() * 1e9)
     time.time_ns = lambda: int(_wall_time() * 1e9)
