@@ -20,7 +20,6 @@ from ..errors import MissingExtraError, SplitArrowError, UsageError, install_hin
 
 CUDA, CUDA_MANAGED = 2, 13
 """The types of CUDA's memory, as in DLPack."""
-IPC_HANDLE_BYTES = 64
 _FORK = (
     "CUDA cannot be used in this process, because it was forked from one that had used CUDA; start "
     "it with the method spawn, as multiprocessing.get_context('spawn') does"
@@ -433,15 +432,17 @@ class CudaDevice:
     def export_allocation(self, address: int) -> bytes:
         """Return the handle of an allocation of ``cudaMalloc``, which begins at the address."""
         # Newer bindings have no attribute for the bytes of a handle.
-        return ctypes.string_at(self._call("cuIpcGetMemHandle", address).getPtr(), IPC_HANDLE_BYTES)
+        size = load_driver().CU_IPC_HANDLE_SIZE
+        return ctypes.string_at(self._call("cuIpcGetMemHandle", address).getPtr(), size)
 
     def open_allocation(self, handle: bytes, nbytes: int) -> int:
         """Return the address of an allocation of another process."""
         driver = load_driver()
+        size = driver.CU_IPC_HANDLE_SIZE
+        if len(handle) != size:
+            raise SplitArrowError(f"a handle of an allocation has {len(handle)} bytes, not {size}")
         opened = driver.CUipcMemHandle()
-        if len(handle) != IPC_HANDLE_BYTES:
-            raise SplitArrowError(f"the handle of an allocation has {len(handle)} bytes, not 64")
-        ctypes.memmove(opened.getPtr(), handle, IPC_HANDLE_BYTES)
+        ctypes.memmove(opened.getPtr(), handle, size)
         flags = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         address = int(self._call("cuIpcOpenMemHandle", opened, flags))
         try:

@@ -369,7 +369,7 @@ _LEVELS = (pytest.mark.slow, (pytest.mark.slow, pytest.mark.long))
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(seeds, marks=_LEVELS[index % 4 != 2] if index >= _QUICK_GROUPS else ())
+        pytest.param(seeds, marks=_LEVELS[index > _QUICK_GROUPS] if index >= _QUICK_GROUPS else ())
         for index, seeds in enumerate(CASE_GROUPS)
     ],
     ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",

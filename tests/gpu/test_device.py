@@ -76,7 +76,7 @@ def test_another_process_shares_its_memory(memory: CudaMemory) -> None:
 
 
 def test_a_short_handle_of_an_allocation_is_refused(memory: CudaMemory) -> None:
-    with pytest.raises(SplitArrowError, match="the handle of an allocation has 63 bytes, not 64"):
+    with pytest.raises(SplitArrowError, match="a handle of an allocation has 63 bytes, not 64"):
         memory.device.open_allocation(bytes(63), 4096)
 
 

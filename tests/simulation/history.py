@@ -144,13 +144,17 @@ class History:
                 found |= states
         return found
 
+    def _select(self, since: float, pinned: Iterable[State] | None) -> Iterable[State]:
+        """Return the states of a pinned version; without one, those that were possible."""
+        return self.list_possible(since) if pinned is None else pinned
+
     def count_rows(self) -> int:
         """Return the number of rows of the largest state that is possible now."""
         return max(sum(sum(job.shards) for job in state or ()) for state in self._possible)
 
     def has_fewer_rows(self, rows: int, since: float, pinned: Iterable[State] | None) -> bool:
         """Return whether a state since a time, or a pinned version, has fewer rows."""
-        states = self.list_possible(since) if pinned is None else pinned
+        states = self._select(since, pinned)
         return any(sum(sum(job.shards) for job in state or ()) < rows for state in states)
 
     def check_read(
@@ -161,8 +165,7 @@ class History:
         pinned: Iterable[State] | None = None,
     ) -> None:
         """Raise if a read has returned rows that no possible state, or pinned version, has."""
-        found = self.list_possible(since) if pinned is None else pinned
-        states = [state for state in found if state is not None]
+        states = [state for state in self._select(since, pinned) if state is not None]
         for state in states:
             if selection.apply(find_rows(state)).equals(table):
                 return

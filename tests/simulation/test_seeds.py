@@ -35,7 +35,9 @@ def simulate(
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
 def test_a_plan_fails_only_with_the_defect_that_it_has_found(path: Path) -> None:
     assert "error: None" in simulate("--plan", str(path), "--raw")
-    simulate("--plan", str(path), "--raw", f"--plant={path.stem}", fails=True)
+    printed = simulate("--plan", str(path), "--raw", f"--plant={path.stem}", fails=True)
+    assert "\nerror: " in printed
+    assert "error: None" not in printed
 
 
 def test_a_seed_gives_the_same_trace_with_other_hashes_and_cores() -> None:
