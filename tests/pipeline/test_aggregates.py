@@ -139,7 +139,7 @@ def groups(tmp_path):
     return tmp_path / "groups"
 
 
-@pytest.fixture(params=["daemon", "folder"])
+@pytest.fixture(params=["daemon", pytest.param("folder", marks=pytest.mark.long)])
 def load_groups(request, spark, serve, groups):
     """Load the groups with what is pushed, and without."""
 
@@ -181,8 +181,8 @@ def test_groups_of_whole_shards_need_no_rows(load_groups):
         (["id"], "count(*)"),  # several values
         (["mixed"], "count(*)"),  # a value and nulls
         (["kind"], "max(real)"),  # a shard has a NaN
-        (["kind"], "sum(id)"),
-        (["kind"], "count(distinct id)"),
+        pytest.param(["kind"], "sum(id)", marks=pytest.mark.long),
+        pytest.param(["kind"], "count(distinct id)", marks=pytest.mark.long),
     ],
 )
 def test_other_groups_are_read(load_groups, keys, query):
@@ -198,10 +198,10 @@ def test_other_groups_are_read(load_groups, keys, query):
         ("day = date '2026-03-01'", True),
         ("kind in ('a', 'c') or kind is null", True),
         ("not (huge = 1)", True),
-        ("zero >= 0.0", True),
-        ("zero > 9", True),
+        pytest.param("zero >= 0.0", True, marks=pytest.mark.long),
+        pytest.param("zero > 9", True, marks=pytest.mark.long),
         ("id < 8 and day is not null", False),  # some rows of a shard are null
-        ("id > 1", False),
+        pytest.param("id > 1", False, marks=pytest.mark.long),
     ],
 )
 def test_a_filter_that_selects_whole_shards_needs_no_rows(

@@ -79,7 +79,7 @@ def plan_of(frame: Any) -> str:
     return frame._jdf.queryExecution().executedPlan().toString()
 
 
-@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("compression", [None, pytest.param("lz4", marks=pytest.mark.long), "zstd"])
 def test_mapped_files_have_the_rows_of_the_daemon(tmp_path, serve, load, compression):
     store = publish(tmp_path / "set", [varied_table(n) for n in range(3)], compression)
     uri = serve({"set": tmp_path / "set"}).control_uri
@@ -139,7 +139,7 @@ def nested_table(index: int) -> pa.Table:
     )
 
 
-@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("compression", [pytest.param(None, marks=pytest.mark.long), "zstd"])
 def test_only_the_fields_of_structs_that_a_query_needs_are_mapped(
     tmp_path, serve, load, compression
 ):

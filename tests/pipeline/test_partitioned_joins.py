@@ -85,7 +85,14 @@ def rows_of(frame: Any) -> list[str]:
     return sorted(str(row) for row in frame.collect())
 
 
-@pytest.mark.parametrize("keys", [["word"], ["day"], ["money"], ["huge"], ["number", "word"]])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["word"],
+        *(pytest.param([key], marks=pytest.mark.long) for key in ("day", "money", "huge")),
+        ["number", "word"],
+    ],
+)
 def test_a_join_by_the_partition_columns_moves_no_rows(join, keys):
     query = join(*keys)
     expected = rows_of(query(keys, pushdown="false"))

@@ -206,7 +206,10 @@ def kill_writers(jvm):
             process.kill()
 
 
-@pytest.mark.parametrize("failure", ["raise", "kill", "kill the writer"])
+FAILURES = [pytest.param("raise", marks=pytest.mark.long), "kill", "kill the writer"]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
 def test_a_task_that_fails_is_repeated_without_duplicate_rows(spark, tmp_path, failure):
     (marks := tmp_path / "marks").mkdir()
     write(failing_frame(spark, failure, marks, times=2), tmp_path / "set", rows_per_shard=100)
@@ -220,7 +223,7 @@ def test_a_task_that_fails_is_repeated_without_duplicate_rows(spark, tmp_path, f
     assert list((tmp_path / "set" / "_splitarrow" / "staging").iterdir()) == []
 
 
-@pytest.mark.parametrize("failure", ["raise", "kill", "kill the writer"])
+@pytest.mark.parametrize("failure", FAILURES)
 def test_a_job_that_fails_changes_nothing(spark, tmp_path, failure):
     (marks := tmp_path / "marks").mkdir()
     write(make_frame(spark, 10).select("id"), tmp_path / "set")

@@ -83,12 +83,12 @@ def test_a_dataset_without_versions_is_an_error(spark, serve, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limit": "1"}, "does not support the option 'limit'"),
         ({"shards_per_partition": "x"}, "'x'; it must be an integer"),
         ({"version": "9"}, "never had the version 9"),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in (
+                ({"limit": "1"}, "does not support the option 'limit'"),
                 ({"versionAsOf": "1"}, "does not support the option 'version'"),
                 ({"transport": "pigeon"}, "not available over 'pigeon'"),
                 ({"bogus": "1"}, "no option 'bogus'"),
@@ -134,7 +134,9 @@ def test_a_wrong_option_of_a_streamed_write_raises_no_traceback(
     assert "Traceback" not in str(caught.value)
 
 
-@pytest.mark.parametrize("option", ["limit", "filter", "version"])
+@pytest.mark.parametrize(
+    "option", ["limit", *(pytest.param(o, marks=pytest.mark.long) for o in ("filter", "version"))]
+)
 def test_options_of_batch_reads_are_errors(spark, serve, tmp_path, option):
     path = write_file(tmp_path / "one.arrow", pa.table({"id": [1]}))
     uri = serve({"one": path}).control_uri

@@ -207,7 +207,10 @@ CONDITIONS = {
 }
 
 
-@pytest.mark.parametrize("way", ["jvm", "python", "folder", "schema"])
+@pytest.mark.parametrize(
+    "way",
+    ["jvm", "python", *(pytest.param(w, marks=pytest.mark.long) for w in ("folder", "schema"))],
+)
 def test_collations_compare_as_spark_does(spark, tmp_path, serve, way):
     """Neither filters nor the ranges of shards may compare the bytes of the strings."""
     rows = [(name, (name,), 1) for name in NAMES]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -32,3 +35,16 @@ collect_ignore = [] if find_spec("torch") else NEED_TORCH
 def plans_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Describe datasets as where loaders do not fork, which takes less time for many of them."""
     monkeypatch.setattr("splitarrow.pytorch.plan.default_start_method", lambda: "spawn")
+
+
+@pytest.fixture(autouse=True)
+def end_of_loader_workers() -> Iterator[None]:
+    """End the workers of an iterator that the traceback of an expected error still holds.
+
+    PyTorch waits 5 s for each of them if the garbage collector finds the iterator.
+    """
+    yield
+    if multiprocessing.active_children():
+        for each in gc.get_objects():
+            if type(each).__name__.endswith("MultiProcessingDataLoaderIter"):
+                each._shutdown_workers()

@@ -97,7 +97,9 @@ def wait_for_the_end_of_leases(server: Daemon) -> None:
         wait_until(lambda: client.status()["stats"]["leases"] == 0, "the end of all leases")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("spawn", marks=pytest.mark.long), "forkserver"]
+)
 @pytest.mark.parametrize("loader_type", LOADERS)
 def test_tensors_stay_in_the_file(
     server: Daemon, path: Path, method: str, loader_type: str

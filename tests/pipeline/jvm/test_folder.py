@@ -39,7 +39,7 @@ def test_a_version_stays_until_its_last_release(store):
     assert store.prune(1) == [1]
 
 
-@pytest.mark.parametrize("needs_rdd", [False, True])
+@pytest.mark.parametrize("needs_rdd", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_frame_keeps_its_version_from_being_removed(spark, store, needs_rdd):
     frame = spark.read.format("splitarrow").option("version", 1).load(store.location)
     rows = frame.rdd if needs_rdd else frame

@@ -113,7 +113,7 @@ def count_shards(frame: Any) -> int:
     ("order", "shards"),
     [
         ("id", 1),
-        ("id desc, word", 1),
+        pytest.param("id desc, word", 1, marks=pytest.mark.long),
         ("word, id", 6),  # nulls first, and each shard has one
         ("word nulls last, id desc", 1),
         ("real desc", 1),
@@ -204,10 +204,10 @@ def received_by_scan(frame: Any) -> int:
         ("key < 21", "id = key", 3000),  # 3 rows of one shard
         ("part = -1", "id = key", 0),  # no row
         ("part < 990 and label <> 'x'", "id = key", 80_000),  # all shards, but not all rows
-        ("key between 2100 and 2900", "word = label", 40_000),
+        pytest.param("key between 2100 and 2900", "word = label", 40_000, marks=pytest.mark.long),
         ("key < 21", "real = half", None),  # floats are not pushed
         ("key < 21", "id = key and word = label", 3000),
-        ("key < 21", "word <=> label", None),
+        pytest.param("key < 21", "word <=> label", None, marks=pytest.mark.long),
     ],
 )
 def test_a_join_reads_the_rows_that_the_other_side_has(spark, load, keys, condition, join, most):
