@@ -649,6 +649,8 @@ def install() -> None:
     time.monotonic_ns = lambda: int(_world_time() * 1e9)
     time.time_ns = lambda: int(_wall_time() * 1e9)
     time.sleep = _sleep
+    # These two modules were imported before, and have taken the clock from there.
+    threading._time = queue.time = _world_time  # pyright: ignore[reportAttributeAccessIssue]
     threading.Lock = Lock  # pyright: ignore[reportAttributeAccessIssue]
     threading.RLock = RLock  # pyright: ignore[reportAttributeAccessIssue]
     threading.Condition = Condition  # pyright: ignore[reportAttributeAccessIssue]

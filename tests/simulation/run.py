@@ -11,7 +11,8 @@ import pickle
 import shutil
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -294,13 +295,25 @@ def run_plan(plan: Plan) -> Result:
     # The name must not depend on the process: it is part of what the run is a function of.
     folder = _FOLDER / "splitarrow-simulation" / f"{plan.seed:020d}"
     folder.parent.mkdir(exist_ok=True)
-    path = folder.with_suffix(".lock")
-    with open(path, "w") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)
-        try:
-            return _run_plan(plan, folder)
-        finally:
-            path.unlink(missing_ok=True)
+    with _lock(folder.with_suffix(".lock")):
+        return _run_plan(plan, folder)
+
+
+@contextmanager
+def _lock(path: Path) -> Generator[None]:
+    """Hold a file for this process alone, and remove it afterwards."""
+    is_held = False
+    while not is_held:
+        with open(path, "w") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            # Whoever held it has removed it, so that another process may hold a new one.
+            with suppress(FileNotFoundError):
+                is_held = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            if is_held:
+                try:
+                    yield
+                finally:
+                    path.unlink()
 
 
 def _run_plan(plan: Plan, folder: Path) -> Result:
