@@ -48,3 +48,23 @@ def test_a_seed_gives_the_same_trace_with_other_hashes_and_cores() -> None:
     traces = list_traces("1", 1)
     assert len({line.split()[1] for line in traces}) == 6
     assert list_traces("2", 2) == traces
+
+
+IN_ORDER = """
+from concurrent.futures import Future
+from concurrent.futures._base import _AcquireFutures
+from simulation import setup
+from simulation.clock import World
+
+setup.prepare()
+World.current = World(0)
+futures = [Future() for _ in range(100)]
+del futures[::3]
+futures += [Future() for _ in range(100)]  # some of them where others were
+assert _AcquireFutures(futures[::-1]).futures == futures
+"""
+
+
+def test_the_order_of_futures_does_not_depend_on_their_addresses() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
+    subprocess.run([sys.executable, "-c", IN_ORDER], env=environment, check=True)
