@@ -13,8 +13,8 @@ import pytest
 import trustme
 
 import splitarrow
+from helpers.daemons import find_free_port
 from helpers.package import ROOT
-from helpers.page_session import find_free_port
 from splitarrow.errors import SplitArrowError
 from splitarrow.transport.grpc_usage import GrpcUsage
 

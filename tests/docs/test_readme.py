@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.daemons import find_free_port
 from helpers.package import ROOT
 from helpers.page_blocks import Block, read_blocks
-from helpers.page_session import COMMAND_SECONDS, check_instead, find_free_port
+from helpers.page_session import COMMAND_SECONDS, check_instead
 from helpers.terminal import Shell
 
 # Commands that need the network. Their extras are compared with those of pyproject.toml instead.

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import trustme
 
-from helpers.page_session import find_free_network
+from helpers.daemons import find_free_network
 from helpers.terminal import Shell
 
 ROWS = 1000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,3 +37,21 @@ def daemon() -> Iterator[StartDaemon]:
     yield start
     for each in started:
         kill(each)
+
+
+def find_free_port() -> int:
+    """Return a port of 127.0.0.1 that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def find_free_network() -> str:
+    """Return the first three bytes of addresses of the loopback interface that nothing uses."""
+    while True:
+        network = f"127.{random.randrange(1, 255)}.{random.randrange(255)}"
+        with socket.socket() as sock:
+            try:
+                sock.bind((f"{network}.1", 8816))
+            except OSError:
+                continue
+        return network

@@ -8,10 +8,8 @@ import doctest
 import json
 import linecache
 import os
-import random
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tomllib
@@ -21,6 +19,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from helpers.daemons import find_free_network, find_free_port
 from helpers.package import ROOT
 from helpers.page_blocks import Block
 from helpers.terminal import TerminalCommand
@@ -307,21 +306,3 @@ def check_instead(command: str) -> bool:
         assert done.returncode == 0, command
         return True
     return False
-
-
-def find_free_port() -> int:
-    """Return a port of 127.0.0.1 that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-def find_free_network() -> str:
-    """Return the first three bytes of addresses of the loopback interface that nothing uses."""
-    while True:
-        network = f"127.{random.randrange(1, 255)}.{random.randrange(255)}"
-        with socket.socket() as sock:
-            try:
-                sock.bind((f"{network}.1", 8816))
-            except OSError:
-                continue
-        return network

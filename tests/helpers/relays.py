@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import splitarrow
-from helpers.daemons import StartDaemon
+from helpers.daemons import StartDaemon, find_free_network
 from splitarrow.testing import Daemon
 
 CONTROL = "grpc://127.0.0.1:0"
@@ -36,9 +36,8 @@ def sent_bytes(server: Daemon, name: str, token: str | None = None) -> int:
 
 
 def find_addresses(number: int) -> list[str]:
-    """Return addresses for control planes, at ports that are free now."""
+    """Return addresses for control planes. No other test takes their ports meanwhile."""
+    host = f"{find_free_network()}.1"
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"grpc://127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+        sockets = [stack.enter_context(socket.create_server((host, 0))) for _ in range(number)]
+        return [f"grpc://{host}:{each.getsockname()[1]}" for each in sockets]
