@@ -36,7 +36,7 @@ def sent_bytes(server: Daemon, name: str, token: str | None = None) -> int:
 
 
 def find_addresses(number: int) -> list[str]:
-    """Return addresses for control planes. No other test takes their ports meanwhile."""
+    """Return addresses for control planes, at a host that no other test uses."""
     host = f"{find_free_network()}.1"
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server((host, 0))) for _ in range(number)]

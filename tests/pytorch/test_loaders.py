@@ -91,6 +91,16 @@ def numbers(batches: Any) -> list[int]:
         (5, "fork", "tcp"),
         (2, "spawn", "tcp"),
         (2, "forkserver", "shm"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                (1, "fork", "shm"),
+                (4, "fork", "tcp"),
+                (5, "fork", "shm"),
+                (2, "spawn", "shm"),
+                (2, "forkserver", "tcp"),
+            )
+        ),
     ],
 )
 def test_the_order_is_that_of_one_process(
@@ -133,9 +143,10 @@ def test_workers_find_the_token_by_themselves(
         if method == "fork":  # a new process cannot import this module
             choices.append({"token": partial(read_token, file)})
         uri: Any = server.control_uri
+        workers = 2 if method == "fork" else 1  # a new process takes seconds to start
         for given in choices:
             dataset = StreamDataset(uri, "d", batch_rows=10, **given)
-            assert numbers(load(dataset, 1, method)) == list(range(100))
+            assert numbers(load(dataset, workers, method)) == list(range(100))
             rows = pickle.loads(pickle.dumps(MapDataset(uri, "d", **given)))
             loader = data.DataLoader(rows, num_workers=1, multiprocessing_context=method)
             assert numbers(loader) == list(range(100))
@@ -159,7 +170,16 @@ def test_workers_that_persist_get_each_new_epoch(server: Daemon) -> None:
         assert delivered == numbers(alone)
 
 
-@pytest.mark.parametrize(("workers", "method"), [(0, None), (3, "fork"), (1, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "method"),
+    [
+        (0, None),
+        (3, "fork"),
+        (1, "spawn"),
+        pytest.param(1, "fork", marks=pytest.mark.long),
+        pytest.param(2, "spawn", marks=pytest.mark.long),
+    ],
+)
 def test_a_stateful_loader_continues(server: Daemon, workers: int, method: str | None) -> None:
     expected = numbers(open_dataset(server))
     loader = load(open_dataset(server), workers, method)

@@ -187,7 +187,10 @@ def test_more_ranges_than_one_request_may_name(tmp_path: Path, daemon: StartDaem
     assert read_stats(server)["streams_total"] - before == 2
 
 
-@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (1, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "method"),
+    [(0, None), (2, "fork"), (1, "spawn"), pytest.param(2, "spawn", marks=pytest.mark.long)],
+)
 def test_a_loader_delivers_the_rows_of_its_sampler(
     server: Daemon, workers: int, method: str | None
 ) -> None:

@@ -146,7 +146,9 @@ class History:
 
     def _select(self, since: float, pinned: Iterable[State] | None) -> Iterable[State]:
         """Return the states of a pinned version; without one, those that were possible."""
-        return self.list_possible(since) if pinned is None else pinned
+        if pinned is not None:
+            return pinned
+        return self.list_possible(since)
 
     def count_rows(self) -> int:
         """Return the number of rows of the largest state that is possible now."""

@@ -11,12 +11,12 @@ import pickle
 import shutil
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from . import disk, setup
 from .actors import Actor, ActorPlan
@@ -295,25 +295,24 @@ def run_plan(plan: Plan) -> Result:
     # The name must not depend on the process: it is part of what the run is a function of.
     folder = _FOLDER / "splitarrow-simulation" / f"{plan.seed:020d}"
     folder.parent.mkdir(exist_ok=True)
-    with _lock(folder.with_suffix(".lock")):
-        return _run_plan(plan, folder)
+    path = folder.with_suffix(".lock")
+    with _lock(path):
+        try:
+            return _run_plan(plan, folder)
+        finally:
+            path.unlink()
 
 
-@contextmanager
-def _lock(path: Path) -> Generator[None]:
-    """Hold a file for this process alone, and remove it afterwards."""
-    is_held = False
-    while not is_held:
-        with open(path, "w") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX)
-            # Whoever held it has removed it, so that another process may hold a new one.
-            with suppress(FileNotFoundError):
-                is_held = os.path.samestat(path.stat(), os.fstat(file.fileno()))
-            if is_held:
-                try:
-                    yield
-                finally:
-                    path.unlink()
+def _lock(path: Path) -> TextIO:
+    """Lock a file, and return it. Whoever closes it removes it before."""
+    while True:
+        file = open(path, "w")  # noqa: SIM115  # the caller closes it
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        # The file may have been removed meanwhile; then another process may hold a new one.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        file.close()
 
 
 def _run_plan(plan: Plan, folder: Path) -> Result:

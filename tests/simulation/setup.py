@@ -183,7 +183,7 @@ def _list_modules() -> list[str]:
 
 
 def _number_futures() -> None:
-    """Let the order of some futures not depend on their addresses."""
+    """Order futures by a number, because their addresses differ from run to run."""
     Future, first = concurrent.futures.Future, concurrent.futures.Future.__init__
 
     def begin(self: Any) -> None:
@@ -192,7 +192,7 @@ def _number_futures() -> None:
 
     Future.__init__ = begin
     Future.__hash__ = lambda self: self._number  # pyright: ignore
-    # It takes the locks of futures in the order of their addresses.
+    # `as_completed` takes the locks of its futures in the order of their identities.
     concurrent.futures._base.id = lambda future: future._number  # pyright: ignore
 
 
