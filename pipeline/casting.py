@@ -75,13 +75,20 @@ def cast_array(array: Any, target: Any) -> Any:
     if isinstance(source, pa.BaseExtensionType):
         return cast_array(_extension_storage(array), target)
     if at.is_dictionary(source):
-        return cast_array(array.dictionary_decode(), target)
+        return _cast_dictionary(array, target)
     if at.is_run_end_encoded(source):
         return cast_array(_compute.run_end_decode(array), target)
     if at.is_binary(target) and _is_geospatial(source):
         return _take_wkb(array)
     cast_nested = _NESTED_CASTS.get(target.id)
     return array.cast(target) if cast_nested is None else cast_nested(array, target)
+
+
+def _cast_dictionary(array: Any, target: Any) -> Any:
+    try:
+        return cast_array(array.dictionary_decode(), target)
+    except pa.ArrowNotImplementedError:  # pyarrow cannot decode dictionaries of views
+        return cast_array(array.dictionary, target).take(array.indices)
 
 
 def _is_geospatial(source: Any) -> bool:

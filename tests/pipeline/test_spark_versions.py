@@ -42,8 +42,14 @@ def make_table(first: int) -> pa.Table:
     )
 
 
+CATEGORIES: Any = pa.DictionaryArray.from_arrays(
+    pa.array([1, None], pa.uint32()), pa.array(["a", "longer than twelve bytes"], pa.string_view())
+)
 TYPES = pa.table(
     {
+        # The categories of polars.
+        "category": CATEGORIES,
+        "categories": pa.LargeListArray.from_arrays([0, 1, 2], CATEGORIES),
         "decimal": pa.array([Decimal("1.50"), None], pa.decimal128(9, 2)),
         "when": pa.array([1_000_000, None], pa.timestamp("us", "UTC")),
         "dictionary": pa.array(["a", "b"]).dictionary_encode(),
@@ -175,6 +181,8 @@ def test_types(load):
     assert (first.decimal, first.when.timestamp(), first.runs) == (Decimal("1.50"), 1.0, 7)
     assert (first.view, second.view) == ("short", "longer than twelve bytes")
     assert (first.views, second.views) == (["x"], ["longer than twelve bytes", None])
+    assert (first.category, second.category) == ("longer than twelve bytes", None)
+    assert (first.categories, second.categories) == (["longer than twelve bytes"], [None])
     assert (first.list_view, second.list_view) == ([1, 2], None)
     assert (first.struct.a, second.struct, first.map, second.map) == (1, None, {"k": 1}, {})
     assert (second.decimal, second.when) == (None, None)

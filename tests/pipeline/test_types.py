@@ -265,6 +265,27 @@ def test_slices_of_lists_are_cast_correctly(kind):
         assert found.to_pylist() == values[begin:].to_pylist()
 
 
+@pytest.mark.parametrize(
+    ("kind", "target", "values"),
+    [
+        (pa.string_view(), pa.string(), ["a", None, "x" * 20]),
+        (pa.binary_view(), pa.binary(), [b"a", None, b"x" * 20]),
+        (pa.list_(pa.string_view()), pa.list_(pa.string()), [["a"], None, [None, "x" * 20]]),
+    ],
+    ids=str,
+)
+def test_dictionaries_of_views_are_cast(kind, target, values):
+    indices = [2, None, 1, 0, 2]
+    expected = [None if index is None else values[index] for index in indices]
+    column = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int8()), pa.array(values, kind))
+    for begin in range(5):
+        found = cast_array(column[begin:], target)
+        found.validate(full=True)
+        assert (found.type, found.to_pylist()) == (target, expected[begin:])
+    nested = pa.StructArray.from_arrays([column], names=["f"])
+    assert cast_array(nested, pa.struct([("f", target)])).field("f").to_pylist() == expected
+
+
 @pytest.mark.parametrize("literal", ["null", "named_struct()"])
 def test_a_frame_whose_only_column_has_no_buffers_returns(spark, tmp_path, serve, literal):
     frame = spark.range(0, 6, 1, 2).selectExpr(f"{literal} as c")
