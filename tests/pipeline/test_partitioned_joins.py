@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as sf
 
 from helpers.publication import publish
@@ -109,6 +110,19 @@ def test_the_partitions_that_a_filter_leaves_are_joined(join, condition):
     joined = query(["word"], condition)
     assert ("Exchange" in plan_of(joined)) == (condition == "id < 0")  # no partition
     assert rows_of(joined) == rows_of(query(["word"], condition, pushdown="false"))
+
+
+def test_a_join_needs_no_column_whose_name_differs_only_in_case(spark, tmp_path, settings):
+    tables = [pa.table({"id": [n], "word": ["ab"[n]], "Word": ["x"]}) for n in range(2)]
+    publish(VersionStore(tmp_path / "set"), "one", *(mark(each, "word") for each in tables))
+    frame = spark.read.format("splitarrow").load(str(tmp_path / "set"))
+    numbers = spark.createDataFrame([(1, 1), (0, 0)], "id long, flag int").cache()
+    few = sf.broadcast(numbers.where("flag = 1"))
+    joined = frame.join(few, "id")
+    assert joined.collect() == [(1, "b", "x", 1)]
+    assert "dynamicpruning" in plan_of(joined)
+    with pytest.raises(AnalysisException, match="AMBIGUOUS_REFERENCE"):
+        frame.select("word")
 
 
 def test_partitions_are_pruned_by_another_join(spark, join):

@@ -6,11 +6,14 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.OptionalLong;
+import java.util.Set;
+import java.util.TreeMap;
 import java.util.stream.Collectors;
 import org.apache.spark.SparkContext;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -104,10 +107,27 @@ final class DatasetScan
     if (!dataset.pushdown() || limit >= 0 || top != null || aggregates != null) {
       return new NamedReference[0];
     }
+    Set<String> unique = uniqueNames();
     return Arrays.stream(schema.fields())
-        .filter(field -> isFilterable(field.dataType()))
+        .filter(field -> isFilterable(field.dataType()) && unique.contains(field.name()))
         .map(field -> Expressions.column(Catalog.quote(field.name())))
         .toArray(NamedReference[]::new);
+  }
+
+  /** Returns the columns whose names Spark can resolve. By default it ignores case. */
+  private Set<String> uniqueNames() {
+    String[] names = readSchema().fieldNames();
+    Map<String, Integer> counts =
+        new TreeMap<>(
+            SQLConf.get().caseSensitiveAnalysis()
+                ? Comparator.naturalOrder()
+                : String.CASE_INSENSITIVE_ORDER);
+    for (String name : names) {
+      counts.merge(name, 1, Integer::sum);
+    }
+    return Arrays.stream(names)
+        .filter(name -> counts.get(name) == 1)
+        .collect(Collectors.toSet());
   }
 
   private static boolean isFilterable(DataType type) {
@@ -185,7 +205,7 @@ final class DatasetScan
     return SQLConf.get().v2BucketingEnabled()
         && dataset.pushdown()
         && !dataset.partitionBy().isEmpty()
-        && Arrays.asList(schema.fieldNames()).containsAll(dataset.partitionBy())
+        && uniqueNames().containsAll(dataset.partitionBy())
         && dataset.partitionBy().stream().allMatch(this::isComparable)
         && !isStream
         && limit < 0
