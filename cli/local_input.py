@@ -30,7 +30,14 @@ from ..formats.arrow.conversion import BatchEncoder
 from ..formats.arrow.custom_metadata import find_footer_metadata
 from ..formats.arrow.data_types import has_old_forms
 from ..formats.arrow.encoder import MessageEncoder
-from ..formats.arrow.message import CONTINUATION, HeaderType, parse_prefix, read_message_info
+from ..formats.arrow.message import (
+    CONTINUATION,
+    MAX_PADDING,
+    HeaderType,
+    check_padding,
+    parse_prefix,
+    read_message_info,
+)
 from ..formats.arrow.schema import is_current
 from ..formats.arrow.tensors import AnyTensor
 from ..formats.arrow.tensors.labels import is_tensor_content
@@ -42,6 +49,7 @@ from ..protocol.request import Request
 from ..protocol.tags import BodyType
 from ..server.catalog.catalog import open_dataset
 from ..server.catalog.dataset import Budget, Encoding, ServedDataset, Source
+from ..server.catalog.files.origins import map_read_errors
 from ..server.catalog.selection import open_rows
 
 if TYPE_CHECKING:
@@ -297,7 +305,8 @@ InputFormat = Literal["csv", "jsonl"]
 class StreamInput:
     """An Arrow IPC stream from a pipe; see `InputStream`.
 
-    Raises `DatasetError` if the stream does not begin with a schema, or is truncated.
+    Raises `DatasetError` if the stream does not begin with a schema, is malformed or truncated, or
+    is not the only one in the pipe.
     """
 
     transport = "stdin"
@@ -324,6 +333,11 @@ class StreamInput:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         while (message := self._read_message()) is not None:
+            if read_message_info(message.metadata).header_type is HeaderType.SCHEMA:
+                raise DatasetError(
+                    f"message {message.sequence} of {_NAME} is a second schema; expected a record "
+                    "batch, a dictionary batch or the end of the stream"
+                )
             batch = self._decoder.decode(message)
             if batch is not None:
                 self.rows_received += batch.num_rows
@@ -335,7 +349,11 @@ class StreamInput:
     def __exit__(self, *arguments: object) -> None: ...
 
     def _read_message(self) -> Message | None:
-        """Return the next message, or None at the end of the stream."""
+        """Return the next message, or None at the end, behind which only padding may follow."""
+        with map_read_errors(_NAME, "an Arrow IPC stream"):
+            return self._parse_message()
+
+    def _parse_message(self) -> Message | None:
         head = self._file.read(4)
         if not head:
             return None
@@ -344,6 +362,7 @@ class StreamInput:
         prefix = parse_prefix(head)
         length = prefix.metadata_length
         if not length:
+            check_padding(self._file.read(MAX_PADDING + 1), self.bytes_received + len(head))
             return None
         if length > DEFAULT_LIMITS.metadata_bytes:
             raise DatasetError(

@@ -29,7 +29,14 @@ from ..flatbuffer import (
     read_int16,
     read_root,
 )
-from .message import CONTINUATION, HeaderType, parse_prefix, read_message_info
+from .message import (
+    CONTINUATION,
+    MAX_PADDING,
+    HeaderType,
+    check_padding,
+    parse_prefix,
+    read_message_info,
+)
 from .schema import check_features
 
 MAGIC = b"ARROW1"
@@ -228,7 +235,6 @@ Read = Callable[[int, int], bytes]
 """Returns bytes of a file: ``read(offset, nbytes)``."""
 
 _WINDOW, _SMALL_WINDOW = 64 << 10, 4 << 10
-_MAX_PADDING = 64
 
 
 class FramedMessage(NamedTuple):
@@ -346,9 +352,7 @@ def check_trailing_bytes(read: Read, end: int, size: int) -> None:
     """Refuse data after the end marker of a stream, which would otherwise be lost silently.
 
     The marker ends at `end`. Padding may follow it, up to the size of the file.
+    Raises `InvalidDataError`; see `check_padding`.
     """
     rest = size - end
-    if rest > _MAX_PADDING or any(read(end, rest)):
-        raise InvalidDataError(
-            f"the stream ends at byte {end}, but {rest} bytes follow its end marker"
-        )
+    check_padding(read(end, min(rest, MAX_PADDING + 1)), end, rest)

@@ -75,6 +75,23 @@ def parse_prefix(data: bytes | memoryview) -> Prefix:
     return prefix
 
 
+MAX_PADDING = 64
+"""The largest number of zeros that may follow the end marker of a stream."""
+
+
+def check_padding(rest: bytes | bytearray, end: int, nbytes: int | None = None) -> None:
+    """Refuse data after the end marker of a stream, which would otherwise be lost silently.
+
+    `rest` begins at byte `end`, after the marker, and has one byte more than `MAX_PADDING` if as
+    many follow. `nbytes` is the number of all bytes that follow; None if it is unknown.
+    """
+    if len(rest) > MAX_PADDING or any(rest):
+        count = "" if nbytes is None else f"{nbytes} "
+        raise InvalidDataError(
+            f"the stream ends at byte {end}, but {count}bytes follow its end marker"
+        )
+
+
 class HeaderType(IntEnum):
     """The type of an Arrow IPC message (union MessageHeader)."""
 

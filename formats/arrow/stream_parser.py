@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...errors import InvalidDataError, LimitError
-from .message import PREFIX, parse_prefix, read_message_info
+from .message import MAX_PADDING, PREFIX, check_padding, parse_prefix, read_message_info
 
 
 class ParsedMessage(NamedTuple):
@@ -20,7 +20,8 @@ class ParsedMessage(NamedTuple):
 class StreamParser:
     """Splits a stream into its messages. It keeps one message at a time.
 
-    Raises `LimitError` if a message is larger than the limits, in bytes, before it arrives.
+    Raises `LimitError` if a message is larger than the limits, in bytes, before it arrives, and
+    `InvalidDataError` if more than padding follows the end marker.
 
     Examples
     --------
@@ -41,6 +42,8 @@ class StreamParser:
         self._metadata: bytes | None = None
         self._body = bytearray()
         self._filled = 0
+        self._nbytes = 0
+        self._padding = bytearray()
         self.has_ended = False
         """Whether the end of the stream has arrived."""
 
@@ -49,13 +52,16 @@ class StreamParser:
         view = memoryview(data)
         while len(view):
             if self.has_ended:
-                raise InvalidDataError("there are bytes behind the end of the Arrow stream")
+                self._padding += view[: MAX_PADDING + 1]
+                check_padding(self._padding, self._nbytes)
+                return
             if self._metadata is None:
                 view = self._read_head(view)
             else:
                 part = view[: len(self._body) - self._filled]
                 self._body[self._filled : self._filled + len(part)] = part
                 self._filled += len(part)
+                self._nbytes += len(part)
                 view = view[len(part) :]
             if self._metadata is not None and self._filled == len(self._body):
                 message = ParsedMessage(self._metadata, self._body)
@@ -70,6 +76,7 @@ class StreamParser:
             wanted = prefix.nbytes + prefix.metadata_length
         part = view[: wanted - len(self._head)]
         self._head += part
+        self._nbytes += len(part)
         if len(self._head) == wanted:
             self._parse_head(wanted)
         return view[len(part) :]

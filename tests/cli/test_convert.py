@@ -220,6 +220,75 @@ def test_a_closed_pipe_is_silent(tmp_path: Path) -> None:
     assert process.returncode == 1
 
 
+def encode_stream(table: pa.Table, **options: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    """Let a command read data from standard input."""
+    file: Any = io.BytesIO(data)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(file)))
+
+
+_A, _B = (encode_stream(pa.table({"n": values})) for values in ([3, 1], [7]))
+_OLD = encode_stream(pa.table({"n": [3]}), use_legacy_format=True)
+TRAILING = {
+    "second stream": _A + _B,
+    "old framing": _OLD + _A,
+    "other schema": _A + encode_stream(pa.table({"x": ["y"]})),
+    "newline": _A + b"\n",
+    "text": _A + b"n\n1\n",
+    "zeros": _A + bytes(65),
+}
+
+
+@pytest.mark.parametrize("data", TRAILING.values(), ids=TRAILING)
+def test_data_behind_a_stream_is_refused_on_standard_input(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    for command in (
+        ["convert", "-", "out.csv"],
+        ["convert", "-", "out.arrow", "--columns", "n"],
+        ["stats", "-"],
+        ["head", "-"],
+        ["cat", "-", "--filter", "n > 1"],
+    ):
+        feed(monkeypatch, data)
+        done = run(*command)
+        assert done.returncode == 1, command
+        assert "bytes follow its end marker" in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "data", [_A, _A + bytes(64), _A[:-8], _OLD], ids=["marker", "padding", "no marker", "old"]
+)
+def test_a_stream_on_standard_input_may_end_with_padding(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    feed(monkeypatch, data)
+    done = run("convert", "-", "out.arrow")
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "out.arrow")["n"].to_pylist()[:1] == [3]
+
+
+def test_streams_without_end_markers_are_not_joined(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _A[:-8] + _B
+    feed(monkeypatch, data)
+    assert "message 2 of standard input is a second schema" in run("cat", "-").stderr
+
+
+def test_head_need_not_read_a_stream_to_its_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = _A + _B
+    feed(monkeypatch, data)
+    assert run("head", "-", "-n", "1").stdout.split() == ["n", "3"]
+
+
 TEXT = [("n,s\n1,x\n", "n  s\n1  x\n"), ('{"n": 7}\n', "n\n7\n")]
 
 

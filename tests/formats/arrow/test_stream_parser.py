@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import chain
 
 import pyarrow as pa
 import pytest
@@ -63,12 +64,24 @@ def test_sizes_beyond_the_limits_are_refused_before_they_arrive() -> None:
 @pytest.mark.parametrize(
     ("data", "error", "reason"),
     [
-        (STREAM + b"x", InvalidDataError, "behind the end"),
+        (STREAM + b"x", InvalidDataError, f"at byte {len(STREAM)}, but bytes follow its end"),
+        (STREAM + STREAM, InvalidDataError, "bytes follow its end marker"),
+        (STREAM + bytes(65), InvalidDataError, "bytes follow its end marker"),
         (b"PK\3\4 not Arrow", InvalidDataError, "not an Arrow IPC stream"),
         (struct.pack("<Ii", 0xFFFFFFFF, -8), ProtocolError, "declares -8 bytes"),
         (struct.pack("<Ii", 0xFFFFFFFF, 8) + b"\xff" * 8, ProtocolError, "not an Arrow IPC"),
     ],
 )
 def test_malformed_streams_are_refused(data: bytes, error: type[Exception], reason: str) -> None:
-    with pytest.raises(error, match=reason):
-        list(StreamParser(LARGE, LARGE).feed(data))
+    for step in (1, len(data)):
+        parser = StreamParser(LARGE, LARGE)
+        pieces = (data[begin : begin + step] for begin in range(0, len(data), step))
+        with pytest.raises(error, match=reason):
+            list(chain.from_iterable(map(parser.feed, pieces)))
+
+
+def test_padding_may_follow_the_end() -> None:
+    parser = StreamParser(LARGE, LARGE)
+    messages = [m for byte in STREAM + bytes(64) for m in parser.feed(bytes([byte]))]
+    assert messages == list(StreamParser(LARGE, LARGE).feed(STREAM))
+    assert parser.has_ended

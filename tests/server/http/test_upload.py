@@ -75,7 +75,8 @@ def test_an_upload_in_chunks_is_served(server: splitarrow.Server) -> None:
     [
         (encode(TABLE)[:-8], b"has no end"),
         (encode(TABLE)[:5000], b"has no end"),
-        (encode(TABLE) + b"x", b"behind the end"),
+        (encode(TABLE) + b"x", b"bytes follow its end marker"),
+        (encode(TABLE) * 2, b"bytes follow its end marker"),
         (b"", b"has no end"),
         (b"hello, world", b"not an Arrow IPC stream"),
     ],
