@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, cast
 import grpc
 import pyarrow as pa
 
-from ...errors import DatasetError, DeniedError, UsageError
+from ...errors import DatasetError, DeniedError, ProtocolError, UsageError
+from ...formats.arrow.file_scan import check_file
 from ...formats.arrow.message import read_batch_header
 from ...formats.flight_data import pack_flight_data
 from ...proto import Flight_pb2 as flight
@@ -253,6 +254,7 @@ def open_shard(data: Any, schema: pa.Schema | None = None) -> Generator[ShardDat
     try:
         with pa.memory_map(path) as file:
             reader = pa.ipc.open_file(file)
+            _check_footer(file, path)
             count = reader.num_record_batches
             codec = _read_codec(path) if count else None
             batches = (reader.get_batch(index) for index in range(count))
@@ -264,6 +266,14 @@ def open_shard(data: Any, schema: pa.Schema | None = None) -> Generator[ShardDat
         ) from None
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"cannot read the shard {path}: {error}") from None
+
+
+def _check_footer(file: Any, path: str) -> None:
+    """Raise `DatasetError` if a file has data that its footer does not list."""
+    try:
+        check_file(lambda offset, nbytes: file.read_at(nbytes, offset), file.size())
+    except ProtocolError as error:
+        raise DatasetError(f"cannot read the shard {path}: {error.message}") from None
 
 
 def _read_codec(path: str) -> str | None:

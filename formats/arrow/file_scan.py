@@ -41,12 +41,16 @@ BATCH_NAMES = {
 """The names of the messages that a footer lists, for errors."""
 _SMALLEST_GAP = 64
 """The size in bytes from which the space between two messages may contain another one."""
+_SEARCH_BYTES = 1 << 20
+_FILE_HEAD = MAGIC.ljust(HEAD_BYTES, b"\0")
+_FOOTER = "footer"
 
 
 def find_layout_problems(read: Read, footer: Footer, end: int) -> Iterator[tuple[str, int, str]]:
     """Yield the place, offset and problem of messages that overlap or that the footer omits.
 
-    `end` is the offset of the footer.
+    A file that begins between the last message and the footer, at offset `end`, is a problem, too:
+    the offsets in the footer of the last one of several files of one size are those of the first.
     """
     listed = [
         (block[0], sum(block), f"{BATCH_NAMES[header_type]} {index}")
@@ -66,7 +70,32 @@ def find_layout_problems(read: Read, footer: Footer, end: int) -> Iterator[tuple
         if stop > position:
             position, previous = stop, place
     if end - position >= _SMALLEST_GAP:
-        yield from _find_unlisted(read, position, end)
+        unlisted = list(_find_unlisted(read, position, end))
+        yield from unlisted or _find_file(read, position, end)
+
+
+def check_all_listed(read: Read, footer: Footer, end: int) -> None:
+    """Refuse a file with data that its footer does not list, which would be lost silently.
+
+    `end` is the offset of the footer. Nothing is read of a file whose record batches have no gaps.
+    Raises `InvalidDataError`.
+    """
+    blocks = footer.dictionaries + footer.record_batches
+    begin, listed = end if len(blocks) else HEAD_BYTES, 0
+    for offset, metadata_length, body_length in blocks.iter_tuples(0, len(blocks)):
+        begin = min(begin, offset)
+        listed += metadata_length + body_length
+    if end - begin - listed >= _SMALLEST_GAP:
+        for place, _, problem in find_layout_problems(read, footer, end):
+            if place == _FOOTER:
+                raise InvalidDataError(problem)
+
+
+def check_file(read: Read, size: int) -> None:
+    """Refuse a file with data that its footer does not list; see `check_all_listed`."""
+    tail_offset = max(0, size - TAIL_BYTES)
+    offset, length = find_footer(read(tail_offset, size - tail_offset), size)
+    check_all_listed(read, read_footer(read(offset, length), offset), offset)
 
 
 def _find_unlisted(read: Read, begin: int, end: int) -> Iterator[tuple[str, int, str]]:
@@ -77,14 +106,28 @@ def _find_unlisted(read: Read, begin: int, end: int) -> Iterator[tuple[str, int,
             if message.header_type in BATCH_NAMES:
                 name = BATCH_NAMES[message.header_type]
                 problem = f"the footer does not list the {name} at byte {message.offset}"
-                yield "footer", message.offset, problem
+                yield _FOOTER, message.offset, problem
                 return
     except ProtocolError:
         return  # the space between messages has no format
 
 
+def _find_file(read: Read, begin: int, end: int) -> Iterator[tuple[str, int, str]]:
+    """Yield the first file that begins between two offsets."""
+    for position in range(begin, end, _SEARCH_BYTES):
+        data = read(position, min(_SEARCH_BYTES + len(_FILE_HEAD), end - position))
+        found = data.find(_FILE_HEAD)
+        if found >= 0:
+            offset = position + found
+            problem = (
+                f"another Arrow IPC file begins at byte {offset}, and the footer lists the record "
+                "batches of only one; expected one file"
+            )
+            yield _FOOTER, offset, problem
+            return
+
+
 _I64 = struct.Struct("<q")
-_SEARCH_BYTES = 1 << 20
 _HEAD_BYTES = 256
 _MARKER = re.compile(rb"(?=\xff{4}(?!\xff{4}))")
 

@@ -32,6 +32,7 @@ from ....formats.arrow.file import (
     read_footer,
     wrap_footer,
 )
+from ....formats.arrow.file_scan import check_all_listed
 from ....formats.arrow.lengths import has_lengths
 from ....formats.arrow.message import (
     CODECS,
@@ -128,6 +129,7 @@ class ArrowFileDataset(FileDataset):
             # pyarrow verifies the footer first. The rest relies on a valid FlatBuffer.
             schema, footer_metadata = _call(_read_footer_schema, blank)
             footer = read_footer(footer_bytes, span.offset)
+            check_all_listed(file.read, footer, span.offset)
             codec = _check_dictionaries(file, footer.dictionaries)
             blocks = footer.dictionaries + footer.record_batches
             rows = 0

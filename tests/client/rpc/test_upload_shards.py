@@ -56,6 +56,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
             open_shard(tmp_path / name).__enter__()
 
 
+def test_a_file_behind_another_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.arrow", TABLE, None)
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(DatasetError, match=r"x\.arrow: another Arrow IPC file begins at byte"):
+        open_shard(path).__enter__()
+
+
 def test_arrow_data_has_no_compression() -> None:
     with open_shard(TABLE) as shard:
         assert (shard.schema, shard.codec) == (TABLE.schema, None)

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from helpers.arrow_data import make_arrays_of_all_types
-from splitarrow.formats.arrow.file import BLOCK
-from splitarrow.formats.arrow.file_scan import FileScan
+from splitarrow.errors import InvalidDataError
+from splitarrow.formats.arrow.file import BLOCK, find_footer
+from splitarrow.formats.arrow.file_scan import FileScan, check_file
 from splitarrow.formats.arrow.file_writer import AlignedFileWriter
 
 NAMES = ["int32", "string", "list", "dictionary by int8", "string_view", "dense_union"]
@@ -150,6 +151,43 @@ def test_data_after_the_end_is_a_defect() -> None:
     places, defects = scan(STREAM + STREAM)
     assert places == STREAM_PLACES
     assert "bytes follow its end marker" in defects[0][1]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        FILE + FILE,
+        FILE + FILE + FILE,
+        FILE + bytes(64) + FILE,
+        FILE + encode(pa.ipc.new_file, batches=2),
+        FILE + encode(pa.ipc.new_file, batches=0),
+    ],
+)
+def test_files_behind_one_another_are_a_defect(data: bytes) -> None:
+    _, defects = scan(data)
+    assert any(
+        "another Arrow IPC file begins at byte" in text or "the footer does not list" in text
+        for _, text in defects
+    )
+    with pytest.raises(InvalidDataError, match=r"another Arrow IPC file|does not list the"):
+        check_file(lambda offset, nbytes: data[offset : offset + nbytes], len(data))
+
+
+@pytest.mark.parametrize("space", [0, 8, 56, 200])
+def test_unlisted_space_may_have_anything_but_messages(space: int) -> None:
+    begin = find_footer(FILE, len(FILE)).offset
+    data = FILE[:begin] + (b"ARROW1\1" + bytes(193))[:space] + FILE[begin:]
+    assert scan(data)[1] == []
+    check_file(lambda offset, nbytes: data[offset : offset + nbytes], len(data))
+
+
+def test_the_footers_of_other_implementations_list_all_data(arrow_test_data: Path) -> None:
+    paths = sorted(arrow_test_data.glob("arrow-ipc-stream/integration/*/*.arrow_file"))
+    assert paths
+    for path in paths:
+        data = path.read_bytes()
+        assert "footer" not in dict(scan(data)[1]), path
+        check_file(lambda offset, nbytes, data=data: data[offset : offset + nbytes], len(data))
 
 
 @pytest.mark.parametrize("garbage", [b"", bytes(32), b"\xff" * 4096, b"\xfe" * 100])

@@ -327,6 +327,20 @@ def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
+def test_files_behind_one_another_are_refused(tmp_path: Path) -> None:
+    first, second = (
+        write_file(tmp_path / "x.arrow", batches).read_bytes()
+        for batches in (number_batches(), number_batches()[:1])
+    )
+    path = tmp_path / "both.arrow"
+    path.write_bytes(first + first)
+    with pytest.raises(DatasetError, match=f"another Arrow IPC file begins at byte {len(first)}"):
+        open_file(path)
+    path.write_bytes(first + second)
+    with pytest.raises(DatasetError, match="the footer does not list the record batch at byte"):
+        open_file(path)
+
+
 def test_a_damaged_footer_never_adds_rows(tmp_path: Path) -> None:
     whole = write_file(tmp_path / "x.arrow", number_batches()).read_bytes()
     offset, length = find_footer(whole[-10:], len(whole))
