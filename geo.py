@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from .errors import InvalidDataError, UsageError
+from .formats.arguments import check_column, check_text
+from .formats.arrow.data_types import is_text
 from .formats.parquet.geo.boxes import Box, bound_rows
 from .formats.parquet.geo.conditions import BoxCondition, find_edges
 from .formats.parquet.geo.crs import is_geospatial
@@ -78,6 +80,8 @@ def intersects(column: str | None, box: Sequence[float]) -> BoxFilter:
     >>> geo.intersects("geom", (5, 47, 15, 55)) & "population > 1000"
     BoxFilter(boxes=(('geom', (5.0, 47.0, 15.0, 55.0)),), others=('population > 1000',))
     """
+    if column is not None:
+        check_text("column", column)
     try:
         xmin, ymin, xmax, ymax = map(float, box)
         BoxCondition("", Box(xmin, ymin, xmax, ymax))
@@ -119,9 +123,12 @@ def bounds(column: Any, edges: str | None = None) -> pa.StructArray:
     """
     import numpy as np
 
+    check_column("column", column)
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
+    if not is_text(array.type):
+        raise UsageError(f"column has the type {array.type}; expected binary values in WKB")
     sides = bound_rows(array, edges).sides
     names = ["xmin", "ymin", "xmax", "ymax"]
     arrays = [pa.array(sides[:, index]) for index in range(4)]

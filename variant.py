@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from .errors import UsageError
+from .formats.arguments import check_path, check_text, check_type, list_items, refuse
 from .formats.arrow.numpy_arrays import require_numpy
 from .formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size, wrap_footer
 from .formats.parquet.variant import arrow_fields
@@ -91,6 +92,9 @@ def write_parquet(
     """
     import pyarrow.parquet as pq
 
+    if not isinstance(table, pa.Table):  # pyright: ignore[reportUnnecessaryIsInstance]
+        refuse("table", table, "a pyarrow.Table")
+    path = check_path("path", path)
     shred_types = shred or {}
     unknown = shred_types.keys() - set(table.column_names)
     if unknown:
@@ -102,7 +106,7 @@ def write_parquet(
         table = table.set_column(index, pa.field(name, column.type), column)
     paths += [name for name in shred_types if name not in paths]
     arguments: dict[str, Any] = {"store_decimal_as_integer": True, "store_schema": False}
-    pq.write_table(table, os.fspath(path), **{**arguments, **options})
+    pq.write_table(table, path, **{**arguments, **options})
     annotate(path, paths)
 
 
@@ -128,13 +132,15 @@ def annotate(path: str | os.PathLike[str], columns: Iterable[str]) -> None:
     UsageError
         If the file has no such group, or it is not a Variant.
     """
-    with open(path, "r+b") as file:
+    items = list_items("columns", columns, "paths of groups")
+    names = [check_text("a path in columns", item) for item in items]
+    with open(check_path("path", path), "r+b") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(end - TAIL_BYTES, 0))
         size = read_footer_size(file.read(), end)
         start = end - TAIL_BYTES - size
         file.seek(start)
-        footer = annotate_variants(file.read(size), list(columns))
+        footer = annotate_variants(file.read(size), names)
         file.seek(start)
         file.write(wrap_footer(footer)[len(MAGIC) :])
         file.truncate()
@@ -158,7 +164,7 @@ def _columns() -> Any:
 
 
 def _is_strict(errors: str) -> bool:
-    if errors not in ("raise", "null"):
+    if str(errors) not in ("raise", "null"):
         raise UsageError(f'errors={errors!r}: expected "raise" or "null"')
     return errors == "raise"
 
@@ -187,7 +193,7 @@ def field(
     UsageError
         If a field of a Variant cannot have the name or the type.
     """
-    plain = arrow_fields.variant_field(name, nullable=nullable)
+    plain = arrow_fields.variant_field(check_text("name", name), nullable=nullable)
     return plain if fields is None else arrow_fields.describe_field(plain, fields)
 
 
@@ -307,7 +313,9 @@ def get(
         If an object or array on the path is invalid, or a value does not fit the type.
     """
     strict = _is_strict(errors)
-    return _columns().get(column, path, type, strict=strict, ordered=ordered)
+    check_type("type", type, optional=True)
+    steps = check_text("path", path)
+    return _columns().get(column, steps, type, strict=strict, ordered=ordered)
 
 
 def cast(
@@ -326,7 +334,7 @@ def cast(
     Parameters, results and errors are those of `get`.
     """
     strict = _is_strict(errors)
-    return _columns().get(column, "$", type, strict=strict, ordered=ordered)
+    return _columns().get(column, "$", check_type("type", type), strict=strict, ordered=ordered)
 
 
 def is_valid(column: Any, *, ordered: bool = True) -> Any:
@@ -378,6 +386,7 @@ def shred(column: Any, type: pa.DataType | None = None, *, ordered: bool = True)
     InvalidDataError
         If a Variant is invalid.
     """
+    check_type("type", type, optional=True)
     return _columns().shred_column(column, type, ordered=ordered)
 
 
@@ -398,7 +407,7 @@ def parse_type(text: str) -> Any:
     >>> parse_type("struct<id: int64, tags: list<string>, price: decimal(9, 2)>")
     StructType(struct<id: int64, tags: list<item: string>, price: decimal128(9, 2)>)
     """
-    return arrow_fields.parse_type(text)
+    return arrow_fields.parse_type(check_text("text", text))
 
 
 def infer_type(column: Any, *, rows: int = 10_000, ordered: bool = True) -> Any:

@@ -15,11 +15,12 @@ from functools import lru_cache
 from typing import Any, Literal, TypedDict, get_args
 
 from ..errors import InvalidRequestError, UsageError
+from ..formats.arguments import check_integer, check_seconds, check_text, list_items, refuse
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.memory import DEFAULT_ALLOCATOR, Allocator
 from ..protocol.request import Request, Span
 from ..transport.base import ConnectOptions
-from ..transport.tls_options import TlsOptions
+from ..transport.tls_options import TlsOptions, check_tls
 from .uris import UNKNOWN_NAME
 
 AUTO = "auto"
@@ -142,21 +143,18 @@ class StreamOptions:
     """The longest wait for the schema, in seconds. None is `stall_timeout`."""
 
     def __post_init__(self) -> None:
-        if self.validate is not None and self.validate not in get_args(Validation):
-            known = ", ".join(get_args(Validation))
-            raise UsageError(f"validate is {self.validate!r}; expected {known}")
-        if self.connect_timeout <= 0:
-            raise UsageError(f"connect_timeout is {self.connect_timeout:g}; expected more than 0")
-        if self.stall_timeout is not None and self.stall_timeout <= 0:
-            raise UsageError(
-                f"stall_timeout is {self.stall_timeout:g}; expected more than 0, or None"
-            )
-        if self.prefetch_bytes is not None and self.prefetch_bytes < 0:
-            raise UsageError(
-                f"prefetch_bytes is {self.prefetch_bytes}; expected 0 or more, or None"
-            )
-        if self.max_decoded_bytes < 1:
-            raise UsageError(f"max_decoded_bytes is {self.max_decoded_bytes}; expected 1 or more")
+        if self.validate is not None and str(self.validate) not in get_args(Validation):
+            refuse("validate", self.validate, ", ".join(get_args(Validation)))
+        check_seconds("connect_timeout", self.connect_timeout)
+        check_seconds("stall_timeout", self.stall_timeout, optional=True)
+        if self.prefetch_bytes is not None:
+            check_integer("prefetch_bytes", self.prefetch_bytes, 0)
+        check_integer("max_decoded_bytes", self.max_decoded_bytes, 1)
+        if not isinstance(self.limits, Limits):  # pyright: ignore[reportUnnecessaryIsInstance]
+            refuse("limits", self.limits, "splitarrow.Limits")
+        if self.require_transport is not None:
+            check_text("require_transport", self.require_transport)
+        check_tls(self.tls)
 
     @property
     def connect_options(self) -> ConnectOptions:
@@ -216,12 +214,10 @@ class ReadPlan:
     window_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        if self.location_timeout <= 0:
-            raise UsageError(f"location_timeout is {self.location_timeout:g}; expected more than 0")
+        check_text("transport", self.transport)
+        check_seconds("location_timeout", self.location_timeout)
         for name, least in (("resume_attempts", 0), ("parallel", 1), ("window_bytes", 1)):
-            value: int = getattr(self, name)
-            if value < least:
-                raise UsageError(f"{name} is {value}; expected {least} or more")
+            check_integer(name, getattr(self, name), least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +251,11 @@ class Read:
             raise _unknown_argument(min(unknown))
         given = arguments.get
         if (sql := given("sql")) is not None:
+            check_text("sql", sql)
             _check_no_selection(name, arguments)
         memory, shards, data_format = given("memory"), given("shards"), given("format")
+        if data_format is not None:
+            check_text("format", data_format)
         options = StreamOptions(
             allocator=find_allocator(memory),
             **{key: arguments[key] for key in _OPTIONS if key in arguments},
@@ -272,7 +271,7 @@ class Read:
             plan,
             given("filter"),
             data_format == AUTO,
-            None if shards is None else frozenset(shards),
+            None if shards is None else _check_shards(shards),
             memory,
             sql,
         )
@@ -310,6 +309,7 @@ def find_allocator(memory: Any) -> Allocator:
 
 def build_request(name: str, **selection: Any) -> Request:
     """Return a request for a dataset, and raise `UsageError` if a field of `Request` is invalid."""
+    check_text("the name of a dataset", name)
     try:
         return Request(name, **selection)
     except InvalidRequestError as error:
@@ -319,9 +319,9 @@ def build_request(name: str, **selection: Any) -> Request:
 
 def column_names(columns: str | Iterable[str] | None) -> tuple[str, ...] | None:
     """Return names of columns as a tuple. A single string is the name of one column."""
-    if isinstance(columns, str):
-        return (columns,)
-    return None if columns is None else tuple(columns)
+    if columns is None or isinstance(columns, str):
+        return None if columns is None else (columns,)
+    return tuple(list_items("columns", columns, "a name or several names"))
 
 
 def check_spans(batches: Any, rows: Any) -> dict[str, Any]:
@@ -361,6 +361,11 @@ def _check_span(name: str, item: str, span: Any) -> Span:
             "such as (3, 7)"
         ) from None
     return first, end
+
+
+def _check_shards(shards: Any) -> frozenset[int]:
+    found = list_items("shards", shards, "ordinals of shards, such as [0, 2]")
+    return frozenset(check_integer("an ordinal in shards", ordinal, 0) for ordinal in found)
 
 
 def _check_no_selection(name: str | None, arguments: ReadArguments) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import DeniedError, UsageError
+from ..formats.arguments import check_path
 from ..transport.credential_files import Reloadable
 
 _log = logging.getLogger("splitarrow.token")
@@ -184,7 +185,7 @@ class FileToken(TokenSource):
     """The token in a file, which is read again after a change."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+        self._path = Path(check_path("token_file", path))
         self._lock = threading.Lock()
         self._file: Reloadable[str] | None = None
 

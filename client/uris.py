@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any, cast
 from urllib.parse import unquote
 
 from ..errors import InvalidRequestError, UriError, UsageError
+from ..formats.arguments import check_text
 from ..protocol.request import SIGNED_PREFIX, Request
 from ..protocol.tags import FREE_DATA, KEEP_ALIVE, WANT_DATA
 from ..protocol.uri import CONTROL_PORT, DataUri, Streams
@@ -32,16 +34,31 @@ def resolve_uris(
     A URI such as ``tcp://host/flights`` gets its tags and its ticket. The fields of `request` that
     are not None replace those of the ticket; its dataset does not.
     """
-    items = [target] if isinstance(target, (str, DataUri)) else list(target)
+    items = [target] if isinstance(target, (str, DataUri)) else _list_uris("target", target)
     uris = list(map(complete_uri, items))
     _check_streams(uris)
-    given = ticket.encode() if isinstance(ticket, str) else ticket
+    given = _encode_ticket(ticket)
     resolved: list[DataUri] = []
     for item in uris:
         item.require_want_data()
         found = _find_ticket(item, given, uris)
         resolved.append(item if found == item.ticket else item.replace(ticket=found))
     return resolved if request is None else select(resolved, request)
+
+
+def _list_uris(name: str, value: Any) -> list[str | DataUri]:
+    """Return several URIs, and raise `UriError` if a value is something else."""
+    if isinstance(value, Iterable) and not isinstance(value, (bytes, Mapping)):
+        items = list(cast("Iterable[Any]", value))
+        if all(isinstance(item, (str, DataUri)) for item in items):
+            return items
+    raise UriError(f"{name} is a {type(value).__name__}; expected a URI, or several")
+
+
+def _encode_ticket(ticket: Any) -> bytes | None:
+    if ticket is None or isinstance(ticket, bytes):
+        return ticket
+    return check_text("ticket", ticket).encode()
 
 
 def select(uris: list[DataUri], request: Request) -> list[DataUri]:
@@ -287,7 +304,7 @@ def parse_control_uris(uris: str | DataUri | Sequence[str | DataUri]) -> list[Da
     ['grpc://a:8815', 'grpc://b:9000']
     """
     parsed: list[DataUri] = []
-    for item in [uris] if isinstance(uris, (str, DataUri)) else uris:
+    for item in [uris] if isinstance(uris, (str, DataUri)) else _list_uris("uri", uris):
         if isinstance(item, DataUri):
             parsed.append(parse_control_uri(item))
         else:

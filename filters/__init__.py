@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InvalidDataError, MissingExtraError, UsageError
+from ..formats.arguments import check_text
 from ..formats.nested_fields import choose_fields, extend_schema
 from ..geo import BoxFilter
 from .binding import bind
@@ -63,7 +64,7 @@ def parse_filter(filter: Any, schema: pa.Schema) -> Any:
             ]
             return combine("and", [*parts, *(parse_filter(each, schema) for each in filter.others)])
         case str():
-            return _load_sql_parser()(filter)
+            return _load_sql_parser()(check_text("filter", filter))
         case tuple() | list():
             from .expressions import parse_tuples
 

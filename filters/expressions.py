@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 import pyarrow as pa
 
 from ..errors import UsageError
+from ..formats.arguments import refuse
 from ..formats.arrow.schema import find_schema
 from .binding import FLOAT_FUNCTIONS
 from .tree import (
@@ -41,6 +42,8 @@ def parse_tuples(filter: Any) -> Any:
     """
     if not filter:
         raise UsageError("the filter is empty; pass None to read all rows")
+    if not isinstance(filter, (tuple, list)):
+        refuse("filter", filter, "('delay', '>', 60), or a list of such tuples")
     if isinstance(filter, tuple) or isinstance(filter[0], str):
         return _parse_tuple(filter)
     if all(isinstance(item, tuple) for item in filter):

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from ..errors import LimitError, SplitArrowError, UsageError
+from ..errors import LimitError, SplitArrowError
+from ..formats.arguments import refuse
 from ..formats.text import format_size
 from ..protocol.devices import StagingAllocator
 from ..protocol.memory import Allocator
@@ -275,13 +276,10 @@ def select_memory(memory: Any) -> Allocator | DeviceMemory:
     """
     if isinstance(memory, DeviceMemory):
         return memory
-    if memory == "pinned":
+    if isinstance(memory, str) and memory == "pinned":
         return default_pinned_memory()
     if isinstance(memory, str) and (match := _CUDA.fullmatch(memory)):
         return default_cuda_memory(int(match[1] or 0))
     if callable(getattr(memory, "allocate", None)) and getattr(memory, "is_host", False):
         return cast("Allocator", memory)
-    raise UsageError(
-        f"memory is {memory!r}; expected 'pinned', 'cuda:0', CudaMemory, or an allocator of host "
-        "memory"
-    )
+    refuse("memory", memory, "'pinned', 'cuda:0', CudaMemory, or an allocator of host memory")

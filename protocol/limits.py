@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ..errors import UsageError
+from ..formats.arguments import check_integer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -48,9 +48,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if value < 1:
-                raise UsageError(f"the limit {field.name} is {value}; it must be at least 1")
+            check_integer(field.name, getattr(self, field.name), 1)
 
     def __repr__(self) -> str:
         """Return the limits that differ from the defaults."""

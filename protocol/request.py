@@ -79,7 +79,11 @@ class Request:
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
             value = getattr(self, name)
-            if value is not None and (problem := rule.find_problem(name, value)):
+            if value is None:
+                continue
+            if not rule.has_type(value):
+                raise InvalidRequestError(f"the ticket's {name} has the invalid value {value!r}")
+            if problem := rule.find_problem(name, value):
                 raise InvalidRequestError(f"the ticket {problem}")
 
     @property
@@ -126,18 +130,7 @@ class Request:
             raise InvalidRequestError(f"the ticket has unknown fields: {', '.join(unknown)}")
         if values.get("dataset") is None:
             raise InvalidRequestError("the ticket names no dataset")
-        present = {name: value for name, value in values.items() if value is not None}
-        for name, value in present.items():
-            if not _RULES[name].has_type(value):
-                raise InvalidRequestError(f"the ticket's {name} has the invalid value {value!r}")
-        for name in ("columns", "batches", "rows"):
-            if name in present:
-                items: list[Any] = present[name]
-                present[name] = tuple(
-                    tuple(cast("list[int]", item)) if isinstance(item, list) else item
-                    for item in items
-                )
-        return cls(**present)
+        return cls(**{name: _freeze(value) for name, value in values.items()})
 
     def ticket(self) -> bytes:
         """Return the shortest ticket for this request."""
@@ -151,11 +144,18 @@ class Request:
         return json.dumps(values, ensure_ascii=False).encode()
 
 
+def _freeze(value: Any, depth: int = 2) -> Any:
+    """Return a JSON value with tuples in place of lists, down to lists in a list."""
+    if not depth or not isinstance(value, list):
+        return value
+    return tuple(_freeze(item, depth - 1) for item in cast("list[Any]", value))
+
+
 class _Rule(NamedTuple):
     """A rule for one field."""
 
     has_type: Callable[[Any], bool]
-    """Returns whether a JSON value has the type of the field."""
+    """Returns whether a value has the type of the field."""
     find_problem: Callable[[str, Any], str | None]
     """Takes the name of the field and a value of that type. Returns what is wrong with the value,
     to follow "the ticket", or None if the value is valid."""
@@ -166,7 +166,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_text_list(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)  # pyright: ignore[reportUnknownVariableType]
+    return isinstance(value, tuple) and all(isinstance(item, str) for item in value)  # pyright: ignore[reportUnknownVariableType]
 
 
 def _is_integer(value: Any) -> bool:
@@ -178,12 +178,12 @@ def _is_flag(value: Any) -> bool:
 
 
 def _is_range(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))  # pyright: ignore[reportUnknownArgumentType]
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_integer, value))  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _is_ranges(value: Any) -> bool:
-    """Return whether a value is a range, or a list of one or more ranges."""
-    if not isinstance(value, list) or not value:
+    """Return whether a value is a range, or has one or more ranges."""
+    if not isinstance(value, tuple) or not value:
         return False
     return _is_range(value) or all(map(_is_range, value))  # pyright: ignore[reportUnknownArgumentType]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import anyio
 
 from ..errors import UsageError
+from ..formats.arguments import check_path, check_text, list_items
 from ..formats.text import describe_lines, format_count, html_list
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..publication.patterns import name_location
@@ -109,7 +110,7 @@ class Server:
         UsageError
             If the server has no such listener.
         """
-        return self._daemon.uri(name, scheme, stream)
+        return self._daemon.uri(check_text("name", name), scheme, stream)
 
     def stats(self) -> dict[str, int]:
         """Return current values and totals since the start, by name.
@@ -140,7 +141,7 @@ class Server:
         NotFoundError
             If the dataset does not exist.
         """
-        self._daemon.catalog.remove(name)
+        self._daemon.catalog.remove(check_text("name", name))
 
     def close(self, *, drain: bool = True) -> None:
         """Stop the server. Idempotent.
@@ -271,7 +272,9 @@ def serve(
     ...         stream.read_all().num_rows
     3
     """
-    listeners = (listen,) if isinstance(listen, str) else tuple(listen)
+    listeners = tuple(
+        [listen] if isinstance(listen, str) else list_items("listen", listen, "a URI or several")
+    )
     chosen = load_settings(listen=listeners, control=control, http=http, **settings)
     with ExitStack() as stack:
         listener = open_http_listener(chosen)
@@ -295,7 +298,7 @@ def _name_datasets(datasets: Any) -> Mapping[str, Any]:
         return {_NAME: datasets}
     named: dict[str, Any] = {}
     for path in paths:
-        name = name_location(os.fspath(path))
+        name = name_location(check_path("a dataset", path))
         if named.setdefault(name, path) is not path:
             raise UsageError(
                 f"two datasets are named {name!r}: {named[name]} and {path}; pass a dict from "

@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from ..errors import ConfigError, UsageError
+from ..formats.arguments import check_text
 from ..protocol.limits import Limits
 from ..protocol.uri import DataUri, Streams
 from ..transport.base import Channel, Listener, ListenOptions
@@ -168,6 +169,9 @@ def select_listener(
     By default, any scheme will do, and a listener for both streams is preferred. Raises
     `UsageError` if there is no such listener.
     """
+    for name, value in (("scheme", scheme), ("stream", stream)):
+        if value is not None:
+            check_text(name, value)
     matches = [
         uri for uri in uris if scheme in (None, uri.scheme) and stream in (None, uri.stream.value)
     ]

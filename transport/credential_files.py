@@ -95,7 +95,7 @@ class Reloadable(Generic[T]):
 def _read_signature(path: Path) -> _Signature | None:
     try:
         status = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # also a path that no file can have
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

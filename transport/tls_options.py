@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import ConfigError, SplitArrowError, UsageError
+from ..formats.arguments import check_path, check_text, refuse
 from .credential_files import Reloadable
 
 _PREFIX = "SPLITARROW_TLS_"
@@ -46,6 +47,13 @@ class TlsOptions:
     """Whether to check the name. If False, any certificate of `ca_file` is accepted."""
 
     def __post_init__(self) -> None:
+        for name in ("ca_file", "cert_file", "key_file"):
+            if (path := getattr(self, name)) is not None:
+                check_path(name, path)
+        if self.server_name is not None:
+            check_text("server_name", self.server_name)
+        if not isinstance(self.check_name, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            refuse("check_name", self.check_name, "True or False")
         if self.key_file is not None and self.cert_file is None:
             raise UsageError("key_file needs a cert_file")
         if not self.check_name and self.ca_file is None:

@@ -18,7 +18,7 @@ from anyio import CancelScope, to_thread
 from ...errors import ClosedError, SplitArrowError
 from ...formats.arrow.tensors.tensor import AnyTensor
 from ..arguments import ReadArguments, find_allocator
-from ..stream.batch_stream import AsyncBatchStream
+from ..stream.batch_stream import AsyncBatchStream, AsyncContext
 from ..stream.device_stream import wrap_for_device
 from .client import BaseClient, Client
 from .dataset import BaseDataset, DatasetStream
@@ -236,7 +236,7 @@ def _in_thread(
     return call
 
 
-class AsyncBaseClient(Generic[ClientT]):
+class AsyncBaseClient(AsyncContext, Generic[ClientT]):
     """The asynchronous form of `BaseClient`: an async context manager.
 
     Parameters

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 import pyarrow as pa
 
 from ...errors import NotFoundError, RemoteError, SplitArrowError, UsageError
+from ...formats.arguments import check_integer, check_seconds, check_text, list_items, refuse
 from ...formats.text import describe_lines, html_lines
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
@@ -231,6 +232,7 @@ class BaseClient(Mapping[str, "Dataset"]):
             filter=self._encode_filter(name, filter),
             version=version,
         )
+        check_seconds("timeout", timeout)
         return self._call_for_shards(count_rows, request, timeout)
 
     def list_lengths(
@@ -291,6 +293,7 @@ class BaseClient(Mapping[str, "Dataset"]):
             filter=self._encode_filter(name, filter),
             version=version,
         )
+        check_seconds("timeout", timeout)
         return self._call_for_shards(list_lengths, request, timeout)
 
     @abstractmethod
@@ -448,7 +451,7 @@ class BaseClient(Mapping[str, "Dataset"]):
         RemoteError
             If the server refuses; `NotFoundError` if a dataset does not exist.
         """
-        return self._run_query(Read.of({"sql": query}), query)
+        return self._run_query(Read.of({"sql": check_text("query", query)}), query)
 
     def _encode_filter(self, name: str, filter: Any) -> str | None:
         if filter is None:
@@ -543,8 +546,7 @@ class Client(BaseClient):
         check: bool = True,
     ) -> None:
         for name, seconds in (("connect_timeout", connect_timeout), ("timeout", timeout)):
-            if seconds <= 0:
-                raise UsageError(f"{name} is {seconds:g}; expected more than 0")
+            check_seconds(name, seconds)
         self._descriptions = Descriptions[DatasetInfo]()
         source = parse_token(token, token_file)
         self._copy = partial(
@@ -572,7 +574,8 @@ class Client(BaseClient):
         glob : str, optional
             A pattern for names, such as ``flights-*``. `None` lists all datasets.
         """
-        criteria = flight.Criteria(expression=(glob or "").encode())
+        pattern = "" if glob is None else check_text("glob", glob)
+        criteria = flight.Criteria(expression=pattern.encode())
         messages = self.channel.call_stream("ListFlights", criteria.SerializeToString())
         return [parse_info(message) for message in messages]
 
@@ -587,6 +590,8 @@ class Client(BaseClient):
             If the server refuses; with the code FAILED_PRECONDITION if it does not have the
             version that the request names.
         """
+        if not isinstance(request, Request):  # pyright: ignore[reportUnnecessaryIsInstance]
+            refuse("request", request, "a Request")
         return describe(self.channel, request)
 
     def schema(self, name: str) -> pa.Schema:
@@ -835,7 +840,9 @@ class Client(BaseClient):
 
     def discard(self, name: str, job: str) -> None:
         """Remove the shards that were uploaded for a job and never published."""
-        body = json.dumps({"dataset": check_name(name), "job": job}, ensure_ascii=False)
+        body = json.dumps(
+            {"dataset": check_name(name), "job": check_text("job", job)}, ensure_ascii=False
+        )
         self.act("discard", body.encode(), dataset=name)
 
     def announce(
@@ -881,8 +888,14 @@ class Client(BaseClient):
         RemoteError
             If the server refuses, or, with the code UNIMPLEMENTED, is an older one.
         """
-        values = {"dataset": check_name(name), "version": version, "reader": reader}
-        values |= {"shards": list(shards), "position": position}
+        ordinals = list_items("shards", shards, "ordinals of shards")
+        values = {
+            "dataset": check_name(name),
+            "version": None if version is None else check_text("version", version),
+            "reader": check_text("reader", reader),
+            "shards": [check_integer("an ordinal in shards", each, 0) for each in ordinals],
+            "position": check_integer("position", position, 0),
+        }
         body = json.dumps(values, ensure_ascii=False).encode()
         return bool(json.loads(self.act("announce", body, dataset=name))["used"])
 
@@ -917,7 +930,10 @@ class Client(BaseClient):
         RemoteError
             If the server refuses.
         """
-        message = flight.Action(type=action, body=body).SerializeToString()
+        kind = check_text("action", action)
+        if not isinstance(body, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            refuse("body", body, "bytes")
+        message = flight.Action(type=kind, body=body).SerializeToString()
         results = list(self.channel.call_stream("DoAction", message, dataset=dataset))
         return flight.Result.FromString(results[0]).body if results else b""
 

@@ -423,6 +423,8 @@ class Dataset(BaseDataset, PolarsTabular):
 
     def head(self, rows: int = 5, **arguments: Any) -> pa.Table:
         """Return the first rows as a table; see `ReadArguments`."""
+        if "limit" in arguments:
+            raise UsageError("head takes the number of rows; leave limit out")
         with self.read(limit=rows, **arguments) as stream:
             return stream.read_all()
 

@@ -19,6 +19,15 @@ import grpc
 import pyarrow as pa
 
 from ...errors import DatasetError, DeniedError, ProtocolError, UsageError
+from ...formats.arguments import (
+    check_integer,
+    check_path,
+    check_text,
+    check_texts,
+    import_stream,
+    list_items,
+    refuse,
+)
 from ...formats.arrow.file_scan import check_file
 from ...formats.arrow.message import read_batch_header
 from ...formats.flight_data import pack_flight_data
@@ -26,6 +35,7 @@ from ...proto import Flight_pb2 as flight
 from .channel import FlightChannel
 from .info import ShardUploadResult, UploadResult, parse_result
 
+_CODECS = {"none": None, "lz4": "lz4", "zstd": "zstd"}
 _MAX_BATCH_BYTES = 64 << 20
 """The largest record batch that is sent as one message. Larger ones are sliced."""
 
@@ -42,8 +52,10 @@ def read_batches(data: Any, schema: pa.Schema | None = None) -> tuple[pa.Schema,
     if isinstance(data, pa.RecordBatchReader):
         return data.schema, iter(data)
     if hasattr(data, "__arrow_c_stream__"):
-        reader = pa.RecordBatchReader.from_stream(data)
+        reader = import_stream(data)
         return reader.schema, iter(reader)
+    if schema is not None and not isinstance(schema, pa.Schema):  # pyright: ignore[reportUnnecessaryIsInstance]
+        refuse("schema", schema, "a pyarrow.Schema, or None")
     if not isinstance(data, Iterable):
         raise UsageError(
             f"cannot upload a {type(data).__name__}; expected a table, a reader or an iterable of "
@@ -97,6 +109,8 @@ def upload_batches(
     The progress callback runs on another thread. If the server refuses the upload, or `batches`
     raises, the server keeps nothing.
     """
+    if progress is not None and not callable(progress):
+        refuse("progress", progress, "a function, or None")
     failures: list[Exception] = []
     call_started = threading.Event()
 
@@ -250,7 +264,7 @@ def open_shard(data: Any, schema: pa.Schema | None = None) -> Generator[ShardDat
     if not isinstance(data, (str, os.PathLike)):
         yield ShardData(*read_batches(data, schema), None)
         return
-    path = os.fspath(cast("str | os.PathLike[str]", data))
+    path = check_path("the shard", data)
     try:
         with pa.memory_map(path) as file:
             reader = pa.ipc.open_file(file)
@@ -300,13 +314,14 @@ def upload_shard(
     Without a compression, the shard keeps that of its source file.
     """
     _check_job(job)
-    if ordinal < 0:
-        raise UsageError(f"ordinal is {ordinal}; expected 0 or more")
+    ordinal = check_integer("ordinal", ordinal, 0)
+    if compression is not None and str(compression) not in _CODECS:
+        refuse("compression", compression, "none, lz4, zstd, or None")
     command = {"dataset": name, "publish": {"job": job, "ordinal": ordinal}}
     descriptor = flight.FlightDescriptor(
         type=flight.FlightDescriptor.CMD, cmd=json.dumps(command).encode()
     )
-    codec = {None: data.codec, "none": None}.get(compression, compression)
+    codec = data.codec if compression is None else _CODECS[compression]
     response = upload_batches(channel, descriptor, name, data.schema, data.batches, progress, codec)
     return parse_result(ShardUploadResult, response, name)
 
@@ -324,10 +339,13 @@ def encode_publication(
 ) -> bytes:
     """Return the body of the action ``publish``; the parameters are those of `Client.publish`."""
     _check_job(job)
-    required = sorted(set(ordinals))
-    total = len(required) if shards_total is None else shards_total
-    if mode not in MODES:
-        raise UsageError(f"mode is {mode!r}; expected {' or '.join(MODES)}")
+    found = list_items("ordinals", ordinals, "ordinals of shards")
+    required = sorted({check_integer("an ordinal in ordinals", each, 0) for each in found})
+    total = len(required)
+    if shards_total is not None:
+        total = check_integer("shards_total", shards_total, 0)
+    if str(mode) not in MODES:
+        refuse("mode", mode, " or ".join(MODES))
     if required and not 0 <= required[0] <= required[-1] < total:
         raise UsageError(
             f"ordinals range from {required[0]} to {required[-1]}; "
@@ -338,16 +356,18 @@ def encode_publication(
         "job": job,
         "ordinals": required,
         "shards_total": total,
-        "snapshot": snapshot or job,
+        "snapshot": job if snapshot is None else check_text("snapshot", snapshot) or job,
         "mode": mode,
     }
     if schema is not None:
+        if not isinstance(schema, pa.Schema):  # pyright: ignore[reportUnnecessaryIsInstance]
+            refuse("schema", schema, "a pyarrow.Schema, or None")
         body["schema"] = base64.b64encode(memoryview(schema.serialize())).decode()
-    if properties:
-        body["properties"] = dict(properties)
+    if properties is not None:
+        body["properties"] = check_texts("properties", properties)
     return json.dumps(body).encode()
 
 
 def _check_job(job: str) -> None:
-    if not job.strip():
+    if not check_text("job", job).strip():
         raise UsageError("job is empty; expected a name that is unique to the publication")

@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 from anyio import to_thread
 
 from ...errors import ClosedError, MissingExtraError, UsageError
+from ...formats.arguments import check_integer, refuse
 from ...formats.arrow.numpy_arrays import columns_to_numpy
 from ...formats.arrow.tensors.labels import is_tensor_content
 from ...formats.arrow.tensors.tensor import AnyTensor
@@ -67,14 +68,11 @@ def table_to_pandas(table: pa.Table, **options: Any) -> Any:
     return table.to_pandas(**options)
 
 
-def to_polars(data: Any) -> Any:
-    """Return a ``polars.DataFrame`` of an Arrow C stream."""
-    return import_package("polars").DataFrame(data)
-
-
 def table_to_duckdb(table: pa.Table, connection: Any = None) -> Any:
     """Return a ``duckdb.DuckDBPyRelation`` over a table; None is the default connection."""
     source = import_package("duckdb") if connection is None else connection
+    if not hasattr(source, "from_arrow"):
+        refuse("connection", connection, "a duckdb.DuckDBPyConnection, or None")
     return source.from_arrow(table)
 
 
@@ -89,7 +87,7 @@ def refuse_array(title: str) -> UsageError:
 def first_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int) -> pa.Table:
     """Return a table of the first rows. It takes no more batches than it needs."""
     taken: list[pa.RecordBatch] = []
-    missing = rows
+    missing = check_integer("rows", rows, 0)
     for batch in batches if rows > 0 else ():
         taken.append(batch.slice(0, missing))
         missing -= taken[-1].num_rows
@@ -225,7 +223,8 @@ class BatchStream(StreamFacts, PolarsTabular):
 
     def to_polars(self) -> Any:
         """Read the rest of the stream into a ``polars.DataFrame``; raises as `to_pandas` does."""
-        return to_polars(self)
+        polars = import_package("polars")
+        return polars.DataFrame(self.read_all())  # from a stream, it hides the errors of reading
 
     def to_numpy(self) -> dict[str, Any]:
         """Read the rest of the stream into NumPy arrays, by the names of their columns.
@@ -419,7 +418,14 @@ def check_unread(is_exhausted: bool) -> None:
         raise ClosedError("the stream was already read to its end; open it again to read it again")
 
 
-class AsyncBatchStream(StreamFacts):
+class AsyncContext:
+    """What ``async with`` enters. ``await`` is refused with an explanation."""
+
+    def __await__(self) -> NoReturn:
+        raise UsageError(f"{type(self).__name__} cannot be awaited; enter it: async with … as name")
+
+
+class AsyncBatchStream(StreamFacts, AsyncContext):
     """An asynchronous iterator of record batches that have one schema."""
 
     @abstractmethod
@@ -451,7 +457,7 @@ class AsyncBatchStream(StreamFacts):
 
     async def to_polars(self) -> Any:
         """Read the rest of the stream into a data frame; see `BatchStream.to_polars`."""
-        return await to_thread.run_sync(to_polars, await self.read_all())
+        return await to_thread.run_sync(import_package("polars").DataFrame, await self.read_all())
 
     async def to_numpy(self) -> dict[str, Any]:
         """Read the rest of the stream into NumPy arrays; see `BatchStream.to_numpy`."""

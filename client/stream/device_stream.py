@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ...formats.text import describe_as_html, describe_object
-from .batch_stream import BatchStream
+from .batch_stream import AsyncContext, BatchStream
 
 if TYPE_CHECKING:
     from ...memory.device_batch import DeviceBatch
@@ -102,7 +102,7 @@ class DeviceStream(DeviceFacts):
         return ["read to its end" if self.is_exhausted else "open", self.transport, self.device]
 
 
-class AsyncDeviceStream(DeviceFacts):
+class AsyncDeviceStream(DeviceFacts, AsyncContext):
     """The asynchronous form of `DeviceStream`, for asyncio and trio.
 
     Parameters

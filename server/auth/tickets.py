@@ -205,8 +205,9 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
     """
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read the ticket keys in {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", error)
+        raise ConfigError(f"cannot read the ticket keys in {str(path)!r}: {reason}") from None
     if len(data) > _MAX_FILE_BYTES:
         raise ConfigError(
             f"{path} has {len(data)} bytes; a file of ticket keys has at most {_MAX_FILE_BYTES}"

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from ...errors import ConfigError, NotFoundError, SplitArrowError, UsageError
+from ...formats.arguments import import_stream
 from ...formats.arrow.tensors import AnyTensor, convert_to_tensor
 from ...memory.imports import find_staging, import_device_data
 from ...publication.layout import VERSIONS
@@ -82,10 +83,8 @@ def open_dataset(
         return TensorDataset(tensors)
     if (parts := import_device_data(source)) is not None:
         return DeviceTable(parts, find_staging(parts[0]))
-    if hasattr(source, "__arrow_c_stream__"):
-        return TableDataset(pa.table(source))
-    if hasattr(source, "__arrow_c_array__"):
-        return TableDataset(pa.record_batch(source))
+    if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
+        return TableDataset(import_stream(source).read_all())
     raise UsageError(
         f"cannot serve an object of the type {type(source).__name__}; expected a path, an Arrow "
         "table, record batches, a data frame or an array of numbers"

@@ -20,6 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ....errors import UsageError
+from ...arguments import check_text, check_type, refuse
 
 EXTENSION_NAME: Final = "arrow.parquet.variant"
 _FIELD_METADATA: Final = {
@@ -251,7 +252,11 @@ def describe_field(field: Any, types: Mapping[str, Any]) -> Any:
 
     Raises `UsageError` if a field cannot have the name or the type.
     """
+    if not isinstance(types, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        refuse("fields", types, "a mapping of names to types")
     for name, data_type in types.items():
+        check_text("a name in fields", name)
+        check_type(f"the type of {name!r}", data_type, optional=True)
         if not all(name.split(".")) or name.count(".") >= MAX_STEPS:
             raise UsageError(f"{name!r} is not the name of a field; write a.b for b in a")
         if data_type is not None and not is_field_type(data_type):

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....errors import InvalidDataError, UsageError
+from ...arguments import check_column, check_integer, check_text, refuse
+from ...arrow.data_types import is_text
 from .arrow_fields import STORAGE_TYPE, make_column
 from .buffers import Mask, RowChecks, null_array, place
 from .casts import cast_values
@@ -56,7 +58,7 @@ def parse_path(path: str) -> list[Step]:
 
     Raises `UsageError` if the path is malformed.
     """
-    if not path.startswith("$"):
+    if not check_text("path", path).startswith("$"):
         raise UsageError(f"the path {path!r} does not start with $; write $.{path}")
     steps: list[Step] = []
     at = 1
@@ -170,7 +172,7 @@ def find_valid(column: Any, *, ordered: bool = True) -> Any:
 
 def unshred_column(column: Any, *, ordered: bool = False) -> Any:
     """Return a shredded column unshredded; see `splitarrow.variant.unshred`."""
-    check_shredded_type(column.type)
+    check_shredded_type(check_column("column", column).type)
     results: list[Any] = []
     row = 0
     for chunk in _chunks(column):
@@ -195,7 +197,7 @@ def shred_column(column: Any, data_type: Any = None, *, ordered: bool) -> Any:
 
 def infer_column(column: Any, *, rows: int, ordered: bool) -> Any:
     """Return a type to shred a column as; see `splitarrow.variant.infer_type`."""
-    arrays = list(_chunks(column[:rows]))
+    arrays = list(_chunks(check_column("column", column)[: check_integer("rows", rows, 0)]))
     if not arrays:
         return pa.null()
     pieces = [
@@ -207,6 +209,8 @@ def infer_column(column: Any, *, rows: int, ordered: bool) -> Any:
 
 def from_python(values: Iterable[Any]) -> Any:
     """Return Python values as Variants; see `splitarrow.variant.from_python`."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        refuse("values", values, "an iterable of Python values")
     rows = iter(values)
     arrays: list[Any] = []
     while part := list(islice(rows, _CHUNK_ROWS)):
@@ -219,6 +223,8 @@ def from_json(texts: Any) -> Any:
     """Return JSON texts as Variants; see `splitarrow.variant.from_json`."""
     arrays: list[Any] = []
     done = 0
+    if not is_text(check_column("texts", texts).type):
+        raise UsageError(f"texts has the type {texts.type}; expected strings with JSON")
     for chunk in _chunks(texts):
         metadata, encoded = _encode_json(chunk, done)
         if chunk.null_count:
@@ -309,8 +315,7 @@ def _join(column: Any, results: list[Any], data_type: Any) -> Any:
 
 def _chunks(column: Any) -> Iterator[Any]:
     """Yield parts of a column that are small enough."""
-    if not isinstance(column, pa.Array | pa.ChunkedArray):
-        raise UsageError(f"expected a pyarrow.Array or ChunkedArray, not {type(column).__name__}")
+    check_column("column", column)
     for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         row_bytes = max(1, chunk.nbytes // max(1, len(chunk)))
         step = int(min(max(_CHUNK_BYTES // row_bytes, 1), _CHUNK_ROWS))

@@ -153,7 +153,7 @@ def test_the_number_of_shards_is_that_of_the_ordinals_by_default() -> None:
         ({"job": ""}, "job is empty"),
         ({"mode": "replace"}, "mode is 'replace'; expected append or overwrite"),
         ({"ordinals": [3]}, "ordinals range from 3 to 3; expected 0 to 2 for 3 shards"),
-        ({"ordinals": [-1, 1]}, "ordinals range from -1 to 1; expected 0 to 2"),
+        ({"ordinals": [-1, 1]}, "an ordinal in ordinals is -1; expected 0 or more"),
         ({"shards_total": None}, "ordinals range from 0 to 2; expected 0 to 1 for 2 shards"),
     ],
 )
