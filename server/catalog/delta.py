@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -214,7 +215,7 @@ class DeltaLog:
         vectors: Vectors,
     ) -> tuple[DeltaFile, ...]:
         values = {
-            name: actions[_PARTITION + name].cast(schema.field(name).type)
+            name: _read_values(actions[_PARTITION + name].cast(schema.field(name).type))
             for name in partition_columns
         }
         files: list[DeltaFile] = []
@@ -392,6 +393,26 @@ class DeltaFileDataset(ParquetDataset):
         if value is None:
             return pa.nulls(batch.num_rows, field.type)
         return pa.repeat(value, batch.num_rows)
+
+
+_ESCAPED_BYTES = re.compile(rb"(?:\\u00[0-9A-Fa-f]{2})+")
+
+
+def _read_values(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
+    r"""Return the values of a partition column, of which binary ones may be escaped.
+
+    The protocol has "a string of escaped binary values" ("Partition Value Serialization").
+    deltalake writes ``\u00FF`` for each byte, and reads the text; Spark writes the bytes as UTF-8.
+    """
+    if column.type != pa.binary():
+        return column
+    values = [
+        bytes.fromhex(value.decode().replace("\\u00", ""))
+        if value is not None and _ESCAPED_BYTES.fullmatch(value)
+        else value
+        for value in column.to_pylist()
+    ]
+    return pa.chunked_array([values], pa.binary())
 
 
 def _find_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

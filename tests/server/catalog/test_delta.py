@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,26 @@ def test_partition_columns_keep_their_place_type_and_special_characters(tmp_path
     row_filter = encode_filter((pc.field("year") > 2025) & (pc.field("n") > 1), dataset.schema)
     found = read_dataset(dataset, filter=row_filter, columns=("t", "place")).table
     assert found.to_pylist() == [{"t": "s", "place": "é=1"}]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([b"\x00\xff", b"ab", b"\\u0041", None], pa.binary()),
+        pa.array([-(2**63), 2**63 - 1, 0, None], pa.int64()),
+        pa.array([True, False, None, True]),
+        pa.array([date(1, 1, 1), date(9999, 12, 31), None, date(1970, 1, 1)]),
+        pa.array([Decimal("99.99"), Decimal("0.10"), None, Decimal(7)], pa.decimal128(4, 2)),
+        pa.array([datetime(1970, 1, 1), datetime(2026, 3, 1, 12, 0, 0, 5), None, None]),
+        pa.array([1.5, float("inf"), None, -0.1]),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_partition_values_of_each_type_arrive(tmp_path: Path, values: pa.Array) -> None:
+    table = pa.table({"n": [0, 1, 2, 3], "p": values})
+    write_deltalake(tmp_path, table, partition_by=["p"])
+    found = read_dataset(open_dataset(tmp_path)).table.sort_by("n")
+    assert found["p"].to_pylist() == values.to_pylist()
 
 
 def test_the_files_have_the_order_of_their_folders(tmp_path: Path) -> None:
