@@ -18,7 +18,7 @@ from ..transport.credential_files import check_files_now
 from ..transport.tls_options import build_server_context
 from .addresses import control_uri, http_uri
 from .auth.access_control import AccessControl
-from .catalog.catalog import open_dataset
+from .catalog.catalog import open_dataset, source_options
 from .catalog.object_cache import open_object_cache
 from .config import Configuration, Reload, Settings, declarations
 from .config.settings import listener_uri
@@ -75,12 +75,7 @@ def _find_problems(settings: Settings, configuration: Configuration) -> Iterator
     cache = open_object_cache(settings)
     for name, source in settings.datasets.items():
         try:
-            open_dataset(
-                source,
-                cache,
-                refuse_writers=not settings.allow_writers,
-                follow_symlinks=settings.follow_symlinks,
-            ).close()
+            open_dataset(source, cache, **source_options(settings)).close()
         except SplitArrowError as error:
             error.stream = name
             yield describe_error(error, configuration)

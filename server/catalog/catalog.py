@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,13 @@ from ..config import Settings
 from .dataset import ServedDataset
 from .delta import LOG_FOLDER, DeltaDataset
 from .device_table import DeviceTable
-from .files.directory import DirectoryDataset, FolderListing, ObjectListing, PatternListing
+from .files.directory import (
+    DirectoryDataset,
+    FolderListing,
+    Listing,
+    ObjectListing,
+    PatternListing,
+)
 from .files.file_types import open_file
 from .object_cache import ObjectCache, open_object_cache
 from .published import PublishedDataset
@@ -40,6 +47,7 @@ def open_dataset(
     *,
     refuse_writers: bool = True,
     follow_symlinks: bool = False,
+    partition_text: bool = False,
 ) -> ServedDataset:
     """Return the dataset for a source.
 
@@ -55,7 +63,8 @@ def open_dataset(
 
     The default of `cache` is one in the user's cache folder. `refuse_writers` does not apply to
     published datasets, whose versions never change. Unless `follow_symlinks`, no symbolic link in a
-    folder may lead out of it; the path may be a link itself. Raises `DatasetError` if a path does
+    folder may lead out of it; the path may be a link itself. `partition_text` keeps the values of
+    all partition keys as text. Raises `DatasetError` if a path does
     not exist, is open for writing, or has contents that cannot be read or are not supported, and
     `UsageError` if the source has another type.
 
@@ -69,7 +78,11 @@ def open_dataset(
     if isinstance(source, (str, os.PathLike)):
         location = cast("str | os.PathLike[str]", source)
         return _open_location(
-            location, cache, refuse_writers=refuse_writers, follow_symlinks=follow_symlinks
+            location,
+            cache,
+            refuse_writers=refuse_writers,
+            follow_symlinks=follow_symlinks,
+            partition_text=partition_text,
         )
     if isinstance(source, (pa.Table, pa.RecordBatch)):
         return TableDataset(source)
@@ -105,11 +118,15 @@ def _open_location(
     *,
     refuse_writers: bool,
     follow_symlinks: bool,
+    partition_text: bool,
 ) -> ServedDataset:
+    directory = partial(
+        DirectoryDataset, refuse_writers=refuse_writers, partition_text=partition_text
+    )
     if isinstance(location, str) and location.startswith(_DELTA):
         return DeltaDataset(location.removeprefix(_DELTA), follow_symlinks=follow_symlinks)
     if isinstance(location, str) and is_object_url(location):
-        return _open_objects(location, cache)
+        return _open_objects(location, cache, directory)
     path = Path(location)
     if isinstance(location, str) and is_storage_url(location):
         path = open_storage(location).folder or path
@@ -118,22 +135,22 @@ def _open_location(
     if (path / LOG_FOLDER).is_dir():
         return DeltaDataset(str(path), follow_symlinks=follow_symlinks)
     if path.is_dir():
-        folder = FolderListing(path, follow_symlinks=follow_symlinks)
-        return DirectoryDataset(folder, refuse_writers=refuse_writers)
+        return directory(FolderListing(path, follow_symlinks=follow_symlinks))
     if has_wildcards(str(path)) and not path.exists():
-        pattern = PatternListing(str(path), follow_symlinks=follow_symlinks)
-        return DirectoryDataset(pattern, refuse_writers=refuse_writers)
+        return directory(PatternListing(str(path), follow_symlinks=follow_symlinks))
     return open_file(path, refuse_writers=refuse_writers)
 
 
-def _open_objects(location: str, cache: ObjectCache | None) -> ServedDataset:
+def _open_objects(
+    location: str, cache: ObjectCache | None, directory: Callable[[Listing], ServedDataset]
+) -> ServedDataset:
     if not has_wildcards(location):
         storage = open_storage(location)
         if storage.list_objects(VERSIONS):
             return PublishedDataset(location, cache)
         if storage.list_objects(LOG_FOLDER):
             return DeltaDataset(location)
-    return DirectoryDataset(ObjectListing(location))
+    return directory(ObjectListing(location))
 
 
 def open_catalog(
@@ -143,15 +160,24 @@ def open_catalog(
     return Catalog(
         sources,
         open_object_cache(settings),
-        refuse_writers=not settings.allow_writers,
-        follow_symlinks=settings.follow_symlinks,
+        **source_options(settings),
     )
+
+
+def source_options(settings: Settings) -> dict[str, bool]:
+    """Return the options of `open_dataset` that the settings of a server require."""
+    return {
+        "refuse_writers": not settings.allow_writers,
+        "follow_symlinks": settings.follow_symlinks,
+        "partition_text": settings.partition_text,
+    }
 
 
 class Catalog:
     """Datasets by name. Safe to use from several threads.
 
-    A name is a key and never a path. Errors are those of `add`.
+    A name is a key and never a path. The options are those of `open_dataset`, and the errors
+    those of `add`.
 
     Examples
     --------
@@ -164,14 +190,11 @@ class Catalog:
         self,
         sources: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
         cache: ObjectCache | None = None,
-        *,
-        refuse_writers: bool = True,
-        follow_symlinks: bool = False,
+        **options: bool,
     ) -> None:
         self.cache = cache
         """The cache for shards that are downloaded. None means that of the user."""
-        self._refuse_writers = refuse_writers
-        self._follow_symlinks = follow_symlinks
+        self._options = options
         self.replicate: Callable[[Mapping[str, Any], Sequence[str]], None] = lambda *_: None
         """Called with the sources that are about to be added or replaced, and the names that were
         removed, but not by `prepare_update`. If it raises, nothing is added or replaced."""
@@ -313,12 +336,7 @@ class Catalog:
     def _open(self, name: str, source: Any) -> ServedDataset:
         """Open a dataset, and name it in the attribute `stream` of an error."""
         try:
-            return open_dataset(
-                source,
-                self.cache,
-                refuse_writers=self._refuse_writers,
-                follow_symlinks=self._follow_symlinks,
-            )
+            return open_dataset(source, self.cache, **self._options)
         except SplitArrowError as error:
             error.stream = error.stream or name
             raise

@@ -191,6 +191,9 @@ class Settings(BaseSettings):
     follow_symlinks: bool = setting(False, Group.DATA)
     """Follow symbolic links that lead out of a served folder. Without it, a dataset with such a
     link is refused. The path of a dataset may always be a link."""
+    partition_text: bool = setting(False, Group.DATA)
+    """Keep the values of all partition keys as text. Without it, a key whose values are all
+    numbers, such as `month=01`, becomes a column of integers."""
 
     keep_versions: Count | None = setting(None, Group.PUBLISHED, shown="all")
     """The number of versions of a dataset to keep. Once no reader uses an older version, the
@@ -458,6 +461,7 @@ class ServeArguments(TypedDict, total=False):
     batch_rows: int | None
     allow_writers: bool
     follow_symlinks: bool
+    partition_text: bool
     keep_versions: int | None
     poll_seconds: float
     object_cache: str | Path | None

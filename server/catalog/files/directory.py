@@ -288,11 +288,16 @@ class DirectoryDataset(ServedDataset):
     """
 
     def __init__(
-        self, files: str | os.PathLike[str] | Listing, *, refuse_writers: bool = True
+        self,
+        files: str | os.PathLike[str] | Listing,
+        *,
+        refuse_writers: bool = True,
+        partition_text: bool = False,
     ) -> None:
         is_path = isinstance(files, (str, os.PathLike))
         self._listing: Listing = FolderListing(files) if is_path else files
         self._refuse_writers = refuse_writers
+        self._partition_text = partition_text
         self._lock = threading.Lock()
         self._files = self._list_files({})
         self._version: tuple[ConcatenatedFiles | None, str] = (None, "")
@@ -423,7 +428,9 @@ class DirectoryDataset(ServedDataset):
                 raise DatasetError(f"{dataset.path} differs from {first.path}: {difference}")
         partitions = None
         if all(isinstance(dataset, ParquetDataset) for dataset in datasets):
-            partitions = Partitions.read(self.location, origins, schema)
+            partitions = Partitions.read(
+                self.location, origins, schema, as_text=self._partition_text
+            )
         files = ConcatenatedFiles.of(datasets, schema, partitions)
         return files.describe_fields()
 

@@ -30,10 +30,18 @@ class Partitions:
     """The values for each file."""
 
     @classmethod
-    def read(cls, root: str, files: Sequence[FileOrigin], schema: pa.Schema) -> Partitions | None:
+    def read(
+        cls,
+        root: str,
+        files: Sequence[FileOrigin],
+        schema: pa.Schema,
+        *,
+        as_text: bool = False,
+    ) -> Partitions | None:
         """Return the partition columns of Parquet files.
 
-        The type of a column is int32 if all values of the key fit, and string otherwise.
+        The type of a column is int32 if all values of the key fit and differ, and string otherwise
+        or `as_text`.
 
         Return None if no folder is named ``key=value``. Raises `DatasetError` if the files have
         different keys, or a key is also a column of the files.
@@ -53,9 +61,11 @@ class Partitions:
                 raise DatasetError(
                     f"{key!r} is both a partition key of {root} and a column of its files"
                 )
-        columns = [
-            _infer_column([pairs[number][1] for pairs in folders]) for number in range(len(keys))
+        texts = [
+            pa.array([pairs[number][1] for pairs in folders], pa.string())
+            for number in range(len(keys))
         ]
+        columns = texts if as_text else [_infer_column(column) for column in texts]
         fields = tuple(
             pa.field(key, column.type) for key, column in zip(keys, columns, strict=True)
         )
@@ -117,10 +127,10 @@ def _list_partition_folders(name: str) -> list[tuple[str, str | None]]:
     return pairs
 
 
-def _infer_column(values: list[str | None]) -> Any:
-    """Return the values of a partition key as an array."""
-    column = pa.array(values, pa.string())
+def _infer_column(texts: pa.StringArray) -> Any:
+    """Return integers, unless a text is not one, or two texts such as 7 and 007 are the same."""
     try:
-        return column.cast(pa.int32())
+        numbers = texts.cast(pa.int32())
     except pa.ArrowInvalid:
-        return column
+        return texts
+    return numbers if len(numbers.unique()) == len(texts.unique()) else texts

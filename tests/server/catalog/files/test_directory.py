@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import splitarrow
 from helpers.catalog import DEFAULTS, number_batches, read_dataset, requests, to_table
 from helpers.files import write_file, write_parquet, write_stream
 from splitarrow.errors import DatasetError
@@ -225,6 +226,33 @@ def test_partition_keys_become_columns(tmp_path: Path) -> None:
     for columns in (("year",), ("city", "n", "year"), ("t", "n"), ("city", "year")):
         result = read_dataset(dataset, columns=columns, limit=10)
         assert result.table.equals(table.select(list(columns)).slice(0, 10))
+
+
+@pytest.mark.parametrize(
+    ("folders", "as_text", "values"),
+    [
+        (["month=01", "month=12"], False, [1, 12]),
+        (["month=01", "month=12"], True, ["01", "12"]),
+        (["zip=007", "zip=7"], False, ["007", "7"]),
+        (["zip=007", "zip=__HIVE_DEFAULT_PARTITION__"], False, [7, None]),
+    ],
+)
+def test_partition_values_that_differ_stay_different(
+    tmp_path: Path, folders: list[str], as_text: bool, values: list[Any]
+) -> None:
+    for folder in folders:
+        write_parquet(tmp_path / folder / "x.parquet", pa.table({"n": [1]}))
+    table = read_dataset(open_dataset(tmp_path, partition_text=as_text)).table
+    assert table.column(1).to_pylist() == values
+
+
+def test_a_server_keeps_partition_values_as_text(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "zip=01067" / "x.parquet", pa.table({"n": [1]}))
+    with (
+        splitarrow.serve({"d": tmp_path}, partition_text=True) as server,
+        splitarrow.open(server.uri("d"), filter="zip = '01067'") as stream,
+    ):
+        assert stream.read_all().to_pydict() == {"n": [1], "zip": ["01067"]}
 
 
 def test_contradictory_partition_keys_are_refused(tmp_path: Path) -> None:
