@@ -157,7 +157,8 @@ class AsyncDatasetStream(AsyncBatchStream):
 class AsyncDataset(BaseDataset):
     """The asynchronous form of `Dataset`: each method that reads opens a new stream.
 
-    `AsyncClient.dataset` returns it.
+    `AsyncClient.dataset` returns it. The schema, the length and the other facts are those of the
+    lookup; a new lookup returns those of a newer version.
 
     Parameters
     ----------

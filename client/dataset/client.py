@@ -146,7 +146,7 @@ class BaseClient(Mapping[str, "Dataset"]):
         """List the datasets that the caller may read, with their names."""
         from .dataset import Dataset
 
-        return {info.name: Dataset(self.read, info) for info in self.datasets()}.items()
+        return {info.name: Dataset(self.read, info, self.info) for info in self.datasets()}.items()
 
     def values(self) -> ValuesView[Dataset]:
         """List the datasets that the caller may read."""
@@ -164,7 +164,7 @@ class BaseClient(Mapping[str, "Dataset"]):
         """
         from .dataset import Dataset  # needed by reads alone
 
-        return Dataset(self.read, self.info(name))
+        return Dataset(self.read, self.info(name), self.info)
 
     def __getitem__(self, name: str) -> Dataset:
         return self.dataset(name)

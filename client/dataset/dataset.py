@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -335,13 +336,17 @@ class BaseDataset:
 
     def __init__(self, read: Callable[..., Any], info: DatasetInfo) -> None:
         self._read = read
-        self.info = info
+        self._info = info
+
+    @property
+    def info(self) -> DatasetInfo:
         """The description of the dataset at the time of the lookup."""
+        return self._info
 
     @property
     def name(self) -> str:
         """The name of the dataset."""
-        return self.info.name
+        return self._info.name
 
     @property
     def schema(self) -> pa.Schema:
@@ -366,14 +371,16 @@ class BaseDataset:
     @property
     def shape(self) -> tuple[int | None, int]:
         """The numbers of rows and columns."""
-        return self.num_rows, self.num_columns
+        info = self.info
+        return info.rows, len(info.schema)
 
     def __len__(self) -> int:
-        if self.info.rows is None:
+        rows = self.num_rows
+        if rows is None:
             raise TypeError(
                 f"the server does not know the number of rows of {self.name!r}; read it to count"
             )
-        return self.info.rows
+        return rows
 
     def __bool__(self) -> bool:
         return True
@@ -383,18 +390,25 @@ class BaseDataset:
         raise refuse_array(f"dataset {self.name!r}")
 
     def __repr__(self) -> str:
-        return repr(self.info).replace("DatasetInfo", type(self).__name__, 1)
+        return repr(self._known()).replace("DatasetInfo", type(self).__name__, 1)
 
     def _repr_html_(self) -> str:
-        return self.info._repr_html_()  # pyright: ignore[reportPrivateUsage]
+        return self._known()._repr_html_()  # pyright: ignore[reportPrivateUsage]
+
+    def _known(self) -> DatasetInfo:
+        """Return the description, or the last one if the server cannot be reached."""
+        with suppress(SplitArrowError):
+            return self.info
+        return self._info
 
 
 class Dataset(BaseDataset, PolarsTabular):
     """A dataset of a control plane. Each method that reads opens a new stream.
 
     ``client["flights"]`` and `Client.dataset` return it. The length is the number of rows, and
-    iteration yields record batches. A dataset is also an Arrow C stream, which other libraries
-    import directly: ``polars.DataFrame(client["flights"])``.
+    iteration yields record batches. The schema, the length and the other facts are those of the
+    current version, which a read returns: each requests them from the server. A dataset is also an
+    Arrow C stream, which other libraries import directly: ``polars.DataFrame(client["flights"])``.
 
     Parameters
     ----------
@@ -402,6 +416,8 @@ class Dataset(BaseDataset, PolarsTabular):
         The method `read` of the client, which must stay open while the dataset is used.
     info : DatasetInfo
         The description of the dataset, as `Client.info` returned it.
+    describe : callable, optional
+        The method `info` of the client. `None` keeps the first description.
 
     Examples
     --------
@@ -416,6 +432,22 @@ class Dataset(BaseDataset, PolarsTabular):
     {'carrier': ['AA'], 'delay': [1]}
     {'carrier': ['BB', 'CC']}
     """
+
+    def __init__(
+        self,
+        read: Callable[..., Any],
+        info: DatasetInfo,
+        describe: Callable[[str], DatasetInfo] | None = None,
+    ) -> None:
+        super().__init__(read, info)
+        self._describe = describe
+
+    @property
+    def info(self) -> DatasetInfo:
+        """The description of the dataset now."""
+        if self._describe is not None:
+            self._info = self._describe(self.name)
+        return self._info
 
     def read(self, **arguments: Unpack[ReadArguments]) -> DatasetStream:
         """Open the dataset for reading; see `ReadArguments`."""

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import splitarrow
 from splitarrow.client.dataset.aio import AsyncDataset
 from splitarrow.client.dataset.dataset import Dataset
 from splitarrow.client.rpc.info import DatasetInfo
@@ -28,6 +29,20 @@ def test_a_dataset_shows_what_the_server_knows(kind: Any) -> None:
     assert dataset._repr_html_() == dataset.info._repr_html_()
     with pytest.raises(TypeError, match="does not know the number of rows of 'd'; read it"):
         len(kind(print, info(None)))
+
+
+def test_a_dataset_has_the_facts_of_what_a_read_returns() -> None:
+    first, second = pa.table({"n": [1, 2, 3]}), pa.table({"n": [1], "t": ["a"]})
+    server = splitarrow.serve({"d": first}, control="grpc://127.0.0.1:0")
+    with server, splitarrow.connect(str(server.control_uri)) as client:
+        for dataset in (client["d"], dict(client.items())["d"]):
+            for table in (second, first):
+                server.remove("d")
+                server.add("d", table)
+                assert (len(dataset), dataset.num_rows) == (table.num_rows, table.num_rows)
+                assert (dataset.shape, dataset.columns) == (table.shape, table.column_names)
+                assert dataset.schema == dataset.to_arrow().schema == table.schema
+    assert "3 rows" in repr(dataset)  # the last facts, although the server is gone
 
 
 def test_a_dataset_passes_the_options_of_a_read_on() -> None:
