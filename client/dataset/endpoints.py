@@ -324,7 +324,7 @@ def _open_url(
     """
     bare, request = url.partition("?")[0], None
     if DATASETS_PATH not in bare:
-        return HttpStream(url, name, options)
+        return HttpStream(url, name, options, is_foreign=True)
     is_plain = channel.uri.scheme == "grpc+tls" and url.lower().startswith("http:")
     if is_plain and channel.current_token():
         raise ConnectError(f"{bare} would transmit the token unencrypted", stream=name)

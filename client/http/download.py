@@ -15,6 +15,7 @@ from ...errors import (
     ConnectError,
     DeniedError,
     LimitError,
+    NotAPeerError,
     ProtocolError,
     SplitArrowError,
     UsageError,
@@ -114,9 +115,9 @@ def open_with_token(
 class HttpStream:
     """A data stream over HTTP: an iterator of record batches, over a connection of its own.
 
-    With a request, its content selects the data; without one, the parameters of the URL do. The
-    stream ends only after its end marker and the last chunk of the response. If the server states
-    the number of rows after that, it must match.
+    With a request, its content selects the data; without one, the parameters of the URL do. With
+    `is_foreign`, the server need not be a daemon. The stream ends only after its end marker and the
+    last chunk of the response. If the server states the number of rows after that, it must match.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class HttpStream:
         *,
         token: str | None = None,
         request: Request | None = None,
+        is_foreign: bool = False,
     ) -> None:
         self.transport = url.partition(":")[0].lower()
         """The scheme: ``http`` or ``https``."""
@@ -151,12 +153,10 @@ class HttpStream:
         self._exchange: Exchange | None = None
         try:
             with activate(None if self._trace is None else self._trace.scope.context):
-                self._exchange = Exchange(url, name, options, token=token, content=content)
-            first = self._receive_message()
-            if first is None:
-                raise ProtocolError("the stream ended before its schema", stream=name)
-            validate = options.validate or "full"
-            self._decoder: Decoder = open_decoder(first, options.decoder_limits, validate, name)
+                self._exchange = Exchange(
+                    url, name, options, token=token, content=content, is_foreign=is_foreign
+                )
+            first, self._decoder = self._open_decoder()
             if self._trace is not None:
                 self._trace.record_open()
                 self._decoder = self._trace.measure_decoder(self._decoder)
@@ -171,6 +171,25 @@ class HttpStream:
             self._end_trace(error)
             self.close()
             raise
+
+    def _open_decoder(self) -> tuple[Message, Decoder]:
+        """Receive the schema, and return it with the decoder of the batches."""
+        options, name = self._options, self._name
+        try:
+            first = self._receive_message()
+            if first is None:
+                raise ProtocolError("the stream ended before its schema", stream=name)
+            return first, open_decoder(
+                first, options.decoder_limits, options.validate or "full", name
+            )
+        except ProtocolError as error:
+            if self._exchange is None or not self._exchange.is_untyped:
+                raise
+            raise NotAPeerError(
+                f"{self._exchange.place} sends data that is not an Arrow IPC stream: "
+                f"{error.message}",
+                stream=name,
+            ) from None
 
     @property
     def schema(self) -> pa.Schema:

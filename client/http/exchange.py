@@ -32,6 +32,9 @@ from .connection import Connection, Url, connect
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 """The content type of an Arrow IPC stream."""
+_UNTYPED = ("application/octet-stream", "")
+"""The content types of servers that know no other. Arrow Flight's "Extended Location URIs" ask
+readers to try an Arrow IPC stream."""
 _CODES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -71,6 +74,7 @@ class Exchange:
     """A request for an Arrow stream, and the body of its response, which one thread reads.
 
     The body is read into the memory of the caller. A `content` in JSON makes the request a POST.
+    With `is_foreign`, the server may be any HTTP server, which does not know the type of its data.
     Raises as `connect`, `StallError`, `ConnectionLostError` and `NotAPeerError`, and `RemoteError`
     if the server refuses.
     """
@@ -83,7 +87,11 @@ class Exchange:
         *,
         token: str | None = None,
         content: bytes | None = None,
+        is_foreign: bool = False,
     ) -> None:
+        self._types = (ARROW_STREAM, *_UNTYPED) if is_foreign else (ARROW_STREAM,)
+        self.is_untyped = False
+        """Whether the response has no specific content type."""
         self._url = Url.parse(url)
         self._name = name
         self._token = token
@@ -122,7 +130,7 @@ class Exchange:
     def _request(self, connection: Connection, content: bytes | None) -> HTTPResponse:
         headers = {
             **connection.headers,
-            "Accept": ARROW_STREAM,
+            "Accept": ", ".join(filter(None, self._types)),
             "Connection": "close",
             "User-Agent": "splitarrow",
         }
@@ -166,40 +174,41 @@ class Exchange:
         if 300 <= status < 400:
             place = _shorten(self._find_header("location").partition("?")[0])
             raise UriError(
-                f"{self._place} redirects to {place or 'another place'} (status {status}), and "
+                f"{self.place} redirects to {place or 'another place'} (status {status}), and "
                 "redirects are not followed; open that URL if you trust it",
                 stream=self._name,
             )
         if status == 407:
             reason = "the proxy requires a user name and a password (status 407)"
-            raise ConnectError(f"cannot connect to {self._place}: {reason}", stream=self._name)
+            raise ConnectError(f"cannot connect to {self.place}: {reason}", stream=self._name)
         if status == HTTPStatus.HTTP_VERSION_NOT_SUPPORTED:
             raise self._refuse_peer()
         is_sentence = kind == "text/plain"
         if status >= 400 and (is_sentence or status in _FROM_ANYONE):
             reason = self._read_reason(response) if is_sentence else ""
-            reason = reason or f"{self._place} answers with the status {self._describe(response)}"
+            reason = reason or f"{self.place} answers with the status {self._describe(response)}"
             if status == 401:
                 hint = "pass a token" if self._token is None else "check the token"
                 reason += f"; {hint}: token=, or for commands SPLITARROW_TOKEN"
             code = _CODES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
             raise remote_error(code, reason, stream=self._name)
-        if status != 200 or kind != ARROW_STREAM:
+        self.is_untyped = kind in _UNTYPED
+        if status != 200 or kind not in self._types:
             raise NotAPeerError(
-                f"{self._place} answers with {_shorten(kind) or 'no content type'} (status "
+                f"{self.place} answers with {_shorten(kind) or 'no content type'} (status "
                 f"{self._describe(response)}), not with an Arrow stream; check the URL and proxies",
                 stream=self._name,
             )
         encoding = self._find_header("content-encoding").lower()
         if encoding not in ("", "identity"):
             raise NotAPeerError(
-                f"{self._place} sends the content encoding {_shorten(encoding)!r}, which was not "
+                f"{self.place} sends the content encoding {_shorten(encoding)!r}, which was not "
                 "requested; check proxies",
                 stream=self._name,
             )
 
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
         """The URL without its parameters."""
         return f"{self._url.server.address}{self._url.target.partition('?')[0]}"
 

@@ -195,3 +195,77 @@ def test_an_unsigned_ticket_selects_and_a_signed_one_does_not() -> None:
     assert (post.method, post.selection) == ("POST", {"limit": 2})
     assert (get.method, get.target) == ("GET", "/v1/datasets/d/data?limit=1")
     assert post.headers["authorization"] == get.headers["authorization"] == f"Bearer {TOKEN}"
+
+
+BODY = ipc_stream(TABLE.to_batches(), TABLE.schema)
+
+
+class Elsewhere(flight.FlightServerBase):
+    """A stock server whose data is at URLs of other servers, and perhaps at its own DoGet."""
+
+    def __init__(self, locations: list[str]) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self.locations = locations
+
+    def list_actions(self, context: Any) -> list[Any]:
+        return []
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
+        endpoint = flight.FlightEndpoint(b"t", self.locations)
+        return flight.FlightInfo(TABLE.schema, descriptor, [endpoint], -1, -1)
+
+    def do_get(self, context: Any, ticket: Any) -> flight.RecordBatchStream:
+        return flight.RecordBatchStream(TABLE)
+
+
+def read_elsewhere(locations: list[str]) -> pa.Table:
+    """Read what a stock server offers at some locations."""
+    with (
+        Elsewhere(locations) as server,
+        splitarrow.connect(f"grpc://127.0.0.1:{server.port}") as client,
+        client.read("t", resume_attempts=0) as stream,
+    ):
+        return stream.read_all()
+
+
+def respond(body: bytes, content_type: str | None) -> bytes:
+    typed = f"Content-Type: {content_type}\r\n" if content_type is not None else ""
+    return f"HTTP/1.1 200 OK\r\n{typed}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/vnd.apache.arrow.stream", "application/octet-stream", None]
+)
+def test_a_location_may_be_the_url_of_any_server(content_type: str | None) -> None:
+    with scripted_server(lambda received: [respond(BODY, content_type)]) as server:
+        assert read_elsewhere([f"{server.uri}/files/t.arrows?signature=x"]) == TABLE
+    (received,) = server.received
+    assert (received.method, received.target) == ("GET", "/files/t.arrows?signature=x")
+    assert "application/octet-stream" in received.headers["accept"]
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "problem"),
+    [
+        (b"PAR1" + bytes(100), "application/octet-stream", "not an Arrow IPC stream"),
+        (b"<html></html>", "text/html", "answers with text/html"),
+        (b"<html></html>", None, "not an Arrow IPC stream"),
+        (b"", "application/octet-stream", "it ended early"),
+        (BODY[:-8], "application/octet-stream", "it ended early"),
+        (BODY + b"x", "application/octet-stream", "data follows the end"),
+    ],
+)
+def test_other_data_at_a_location_is_an_error(
+    body: bytes, content_type: str | None, problem: str
+) -> None:
+    with (
+        scripted_server(lambda received: [respond(body, content_type)]) as server,
+        pytest.raises(SplitArrowError, match=problem),
+    ):
+        read_elsewhere([f"{server.uri}/t"])
+
+
+def test_the_next_location_is_tried_after_other_data() -> None:
+    parquet = respond(b"PAR1" + bytes(100), "application/octet-stream")
+    with scripted_server(lambda received: [parquet]) as server:
+        assert read_elsewhere([f"{server.uri}/t", "arrow-flight-reuse-connection://?"]) == TABLE
