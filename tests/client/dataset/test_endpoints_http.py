@@ -203,7 +203,7 @@ BODY = ipc_stream(TABLE.to_batches(), TABLE.schema)
 class Elsewhere(flight.FlightServerBase):
     """A stock server whose data is at URLs of other servers, and perhaps at its own DoGet."""
 
-    def __init__(self, locations: list[str]) -> None:
+    def __init__(self, locations: list[Any]) -> None:
         super().__init__("grpc://127.0.0.1:0")
         self.locations = locations
 
