@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, cast
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ..errors import SplitArrowError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _END = 1 << 63
 _MAX_SECONDS = 10**8
@@ -73,6 +74,8 @@ def check_path(name: str, value: Any) -> str:
 
 def check_column(name: str, value: Any) -> Any:
     """Return an array or a chunked array of pyarrow."""
+    import pyarrow as pa
+
     if not isinstance(value, pa.Array | pa.ChunkedArray):
         refuse(name, value, "a pyarrow.Array or ChunkedArray")
     return value
@@ -80,6 +83,8 @@ def check_column(name: str, value: Any) -> Any:
 
 def check_type(name: str, value: Any, *, optional: bool = False) -> Any:
     """Return a type of pyarrow; it may be None if it is `optional`."""
+    import pyarrow as pa
+
     if not (isinstance(value, pa.DataType) or (optional and value is None)):
         refuse(name, value, "a pyarrow.DataType" + (", or None" if optional else ""))
     return value
@@ -87,6 +92,8 @@ def check_type(name: str, value: Any, *, optional: bool = False) -> Any:
 
 def import_stream(source: Any) -> pa.RecordBatchReader:
     """Return a reader of an object with Arrow's C interface for streams or arrays."""
+    import pyarrow as pa
+
     try:
         if hasattr(source, "__arrow_c_stream__"):
             return pa.RecordBatchReader.from_stream(source)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 
 from ..formats.arguments import check_integer
 
+_END = 1 << 64
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Limits:
@@ -48,7 +50,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            check_integer(field.name, getattr(self, field.name), 1)
+            check_integer(field.name, getattr(self, field.name), 1, _END)
 
     def __repr__(self) -> str:
         """Return the limits that differ from the defaults."""
