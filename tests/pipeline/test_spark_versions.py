@@ -49,7 +49,7 @@ TYPES = pa.table(
     {
         # The categories of polars.
         "category": CATEGORIES,
-        "categories": pa.LargeListArray.from_arrays([0, 1, 2], CATEGORIES),
+        "categories": pa.LargeListArray.from_arrays(pa.array([0, 1, 2], pa.int64()), CATEGORIES),
         "decimal": pa.array([Decimal("1.50"), None], pa.decimal128(9, 2)),
         "when": pa.array([1_000_000, None], pa.timestamp("us", "UTC")),
         "dictionary": pa.array(["a", "b"]).dictionary_encode(),
