@@ -64,26 +64,20 @@ class ColumnStatistics:
     def __init__(self, name: str, type_name: str) -> None:
         self.name = name
         self.type = type_name
-        self.nulls: int | None = 0
-        """The number of nulls; None if pyarrow has no class for the type."""
+        self.nulls = 0
+        """The number of nulls."""
         self.nbytes = 0
         """The size of the buffers in memory, in bytes."""
         self._extremes: Any = None
         self._has_extremes = True
         self._sketch: DistinctSketch | None = DistinctSketch()
 
-    def add(self, batch: pa.RecordBatch, index: int) -> None:
-        """Add the values of one batch."""
-        try:
-            column: Any = batch.column(index)
-        except KeyError:  # an interval that pyarrow has no class for
-            self.nulls, self._has_extremes, self._sketch = None, False, None
-            return
+    def add(self, column: Any) -> None:
+        """Add the values of one batch, of a type that pyarrow supports."""
         self.nbytes += column.nbytes
         if isinstance(column, pa.ExtensionArray):
             column = column.storage
-        if self.nulls is not None:
-            self.nulls += _count_nulls(column)
+        self.nulls += _count_nulls(column)
         values = column
         if isinstance(column, pa.DictionaryArray):
             values = column.dictionary.take(pc.unique(column.indices).drop_null())

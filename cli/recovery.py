@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from ..formats.arrow.encoder import MessageEncoder
 from ..formats.arrow.file_scan import Defect, FileScan, ScannedMessage
 from ..formats.arrow.file_writer import FileAssembler, StreamAssembler
 from ..formats.arrow.message import HeaderType
+from ..formats.arrow.supported_types import make_empty_batch
 from ..formats.text import format_bytes
 from ..protocol.memory import ReceivedBody
 from ..protocol.messages import Message
@@ -218,9 +219,8 @@ class _Verifier:
     def _decode_empty(self) -> pa.RecordBatch:
         """Decode an empty record batch, and so the dictionaries before it."""
         schema = self._decoder.schema
-        columns: list[Any] = [pa.nulls(0, cast(Any, field.type)) for field in schema]
         encoder = MessageEncoder(schema)
-        message = encoder.encode(pa.RecordBatch.from_arrays(columns, schema=schema))[-1]
+        message = encoder.encode(make_empty_batch(schema))[-1]
         encoder.close()
         body = ReceivedBody.wrap(pa.py_buffer(b"".join(map(bytes, message.body or []))))
         batch = self._decoder.decode(Message(0, message.metadata, body, BodyType.PACKED))

@@ -11,6 +11,7 @@ import pyarrow as pa
 from rich.table import Table
 from rich.text import Text
 
+from ..formats.arrow.supported_types import SupportedTypes
 from .formatting import escape_text, format_count, shorten
 from .terminal import PIPE_WIDTH, is_terminal, make_console, make_table, print_message
 
@@ -32,6 +33,8 @@ class TablePrinter:
     """
 
     def __init__(self, schema: pa.Schema) -> None:
+        self._types = SupportedTypes(schema)
+        schema = self._types.schema
         self._names = [escape_text(name) for name in schema.names]
         self._numeric = [_is_numeric(schema, index) for index in range(len(schema))]
         self._pending: list[list[str]] = []
@@ -41,8 +44,8 @@ class TablePrinter:
         """Print the rows of a batch, or keep them until the widths are known."""
         shown = len(self._names) if self._widths is None else len(self._widths)
         for begin in range(0, batch.num_rows, _SAMPLE_ROWS):
-            part = batch.slice(begin, _SAMPLE_ROWS)
-            columns = [_format_column(part, index) for index in range(shown)]
+            part = self._types.convert(batch.slice(begin, _SAMPLE_ROWS))
+            columns = [[format_value(value) for value in part.column(n)] for n in range(shown)]
             rows: Any = zip(*columns, strict=True) if columns else ((),) * part.num_rows
             self._pending.extend([*row] for row in rows)
             if len(self._pending) >= _SAMPLE_ROWS:
@@ -94,22 +97,11 @@ class TablePrinter:
 
 
 def _is_numeric(schema: pa.Schema, index: int) -> bool:
-    try:
-        data_type: Any = schema.field(index).type
-    except KeyError:  # an interval that pyarrow has no class for
-        return False
+    data_type: Any = schema.field(index).type
     types = pa.types
     return (
         types.is_integer(data_type) or types.is_floating(data_type) or types.is_decimal(data_type)
     )
-
-
-def _format_column(batch: pa.RecordBatch, index: int) -> list[str]:
-    try:
-        column: Any = batch.column(index)
-    except KeyError:
-        return ["?"] * batch.num_rows
-    return [format_value(value) for value in column]
 
 
 def format_value(value: pa.Scalar[Any], width: int = _MAX_WIDTH) -> str:
@@ -128,6 +120,7 @@ class Preview:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
+        self._types = SupportedTypes(schema)
         self._batches: list[pa.RecordBatch] = []
         self._missing_rows = _PREVIEW_ROWS
 
@@ -135,7 +128,7 @@ class Preview:
         """Keep the rows of a batch, if the preview has too few."""
         if self._missing_rows and batch.num_rows:
             rows = min(self._missing_rows, batch.num_rows)
-            self._batches.append(batch.slice(0, rows))
+            self._batches.append(self._types.convert(batch.slice(0, rows)))
             self._missing_rows -= rows
 
     def show(self) -> None:

@@ -200,6 +200,7 @@ def stats(
     """
     source = open_input(input, arguments, token, input_format, quiet=quiet)
     with raise_on_signals(), source as (name, row_count, open_stream):
+        from ..formats.arrow.supported_types import SupportedTypes
         from ..formats.arrow.tensors.labels import is_tensor_content
         from .column_statistics import ColumnStatistics, measure_stored_sizes
         from .tensor_output import show_tensors
@@ -210,15 +211,14 @@ def stats(
             if is_tensor_content(stream.schema):
                 show_tensors(stream, as_json=as_json)
                 return
-            found = [
-                ColumnStatistics(field_name, _name_type(stream.schema, index))
-                for index, field_name in enumerate(stream.schema.names)
-            ]
+            found = [ColumnStatistics(field.name, str(field.type)) for field in stream.schema]
+            types = SupportedTypes(stream.schema)
             counted = 0
             for batch in stream:
                 counted += batch.num_rows
+                supported = types.convert(batch)
                 for index, column in enumerate(found):
-                    column.add(batch, index)
+                    column.add(supported.column(index))
                 progress.update(stream.rows_received, stream.bytes_received)
         whole = not arguments.keys() & {"filter", "limit", "batches", "rows"}
         stored = measure_stored_sizes(input) if whole else {}
@@ -232,13 +232,6 @@ def stats(
             print(json.dumps(described, ensure_ascii=False))
         else:
             _show_statistics(name, counted, stream.bytes_received, found, stored)
-
-
-def _name_type(schema: Any, index: int) -> str:
-    try:
-        return str(schema.field(index).type)
-    except KeyError:  # an interval that pyarrow has no class for
-        return "interval"
 
 
 def _describe(column: ColumnStatistics, stored: dict[str, int]) -> dict[str, Any]:
@@ -286,7 +279,7 @@ def _show_statistics(
         table.add_row(
             Text(shorten(escape_text(column.name), _NAME_WIDTH)),
             Text(shorten(escape_text(column.type), _NAME_WIDTH), "cyan"),
-            "?" if column.nulls is None else format_number(column.nulls),
+            format_number(column.nulls),
             _count_distinct(column),
             *(Text(_cell(value)) for value in (column.minimum, column.maximum)),
             *sizes,

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..filters.ranges import UNKNOWN, Range, to_bound
+from ..formats.arrow.supported_types import SupportedTypes
 from ..formats.parquet.geo.boxes import Box, BoxTracker
 from ..formats.parquet.geo.conditions import find_edges
 from ..formats.parquet.geo.crs import is_geospatial
@@ -46,6 +47,7 @@ class RangeTracker:
     def __init__(self, schema: pa.Schema) -> None:
         names = schema.names
         self._schema = schema
+        self._types = SupportedTypes(schema)
         self._columns = [index for index, name in enumerate(names) if names.count(name) == 1]
         self._nulls = dict.fromkeys(self._columns, 0)
         # Minimum and maximum so far, empty before the first value. A column whose range is
@@ -73,6 +75,7 @@ class RangeTracker:
         Raises `InvalidDataError` if a value of a geospatial column is not valid WKB, or a Variant
         is invalid.
         """
+        batch = self._types.convert(batch)
         if self._field_ranges is not None:
             arrays = [find_field(batch.column(each.column), each) for each in self._fields]
             self._field_ranges.add(pa.record_batch(arrays, [each.name for each in self._fields]))

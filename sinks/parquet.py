@@ -12,6 +12,7 @@ import pyarrow as pa
 from .. import variant
 from ..errors import ProtocolError, UsageError
 from ..formats.arrow.numpy_arrays import require_numpy
+from ..formats.arrow.supported_types import SupportedTypes
 from ..formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size
 from ..formats.parquet.variant_columns import annotate_variants, find_variant_paths
 from ..formats.parquet.write_plan import GeoStatistics, WritePlan
@@ -38,6 +39,8 @@ class ParquetSink(Sink):
         row_group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
         super().__init__(file)
+        self._types = SupportedTypes(schema)
+        schema = self._types.schema
         self._output = _Output(file)
         self._row_group_bytes = row_group_bytes
         self._variants = find_variant_paths(schema)
@@ -109,6 +112,7 @@ class ParquetSink(Sink):
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch."""
+        batch = self._types.convert(batch)
         self._pending.append(batch)
         self._pending_rows += batch.num_rows
         self._pending_bytes += batch.get_total_buffer_size()

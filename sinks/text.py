@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import UsageError
+from ..formats.arrow.supported_types import SupportedTypes
 from . import Sink
 
 
@@ -22,7 +23,8 @@ class CsvSink(Sink):
         from pyarrow import csv
 
         super().__init__(file)
-        self._schema = pa.schema([_plain_field(field) for field in schema])
+        self._types = SupportedTypes(schema)
+        self._schema = pa.schema([_plain_field(field) for field in self._types.schema])
         try:
             # The writer refuses a type only when it writes.
             csv.write_csv(self._schema.empty_table(), pa.BufferOutputStream())
@@ -37,7 +39,7 @@ class CsvSink(Sink):
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch."""
         with _refusals("a CSV file"):
-            self._writer.write_batch(batch.cast(self._schema))
+            self._writer.write_batch(self._types.convert(batch).cast(self._schema))
 
     def close(self) -> None:
         """Complete the file and close it."""
@@ -60,13 +62,14 @@ class JsonLinesSink(Sink):
                 f"a JSON Lines file cannot store this data: several columns are named "
                 f"{repeated!r}; write to .arrow instead"
             )
-        self._schema = pa.schema([_readable_field(field) for field in schema])
+        self._types = SupportedTypes(schema)
+        self._schema = pa.schema([_readable_field(field) for field in self._types.schema])
         self._has_floats = any(_has_floats(field.type) for field in schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch."""
         with _refusals("a JSON Lines file"):
-            rows: list[Any] = batch.cast(self._schema).to_pylist()
+            rows: list[Any] = self._types.convert(batch).cast(self._schema).to_pylist()
         if self._has_floats:
             rows = _without_nan(rows)
         lines = [json.dumps(row, ensure_ascii=False, default=_as_text) for row in rows]

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import InvalidDataError, UsageError
+from ..formats.arrow.supported_types import make_empty_batch
 from ..formats.arrow.truncation import needs_truncation, truncate
 from ..formats.vortex.decoder import call_library, encode_array, import_library
 from ..formats.vortex.encoder import FileConverter, copy_rows
@@ -56,9 +57,7 @@ class VortexStreamSink(Sink):
         self._vortex = import_library()
         with _naming("stream"):
             self._converter = _BatchConverter(schema)
-            schema = self._converter.schema
-            empty = pa.record_batch([pa.nulls(0, field.type) for field in schema], schema=schema)
-            self._no_rows = empty.to_struct_array()
+            self._no_rows = make_empty_batch(self._converter.schema).to_struct_array()
             self._encode(self._no_rows)
 
     def write(self, batch: pa.RecordBatch) -> None:

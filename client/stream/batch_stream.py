@@ -19,6 +19,7 @@ from anyio import to_thread
 from ...errors import ClosedError, MissingExtraError, UsageError
 from ...formats.arguments import check_integer, refuse
 from ...formats.arrow.numpy_arrays import columns_to_numpy
+from ...formats.arrow.supported_types import convert_to_supported
 from ...formats.arrow.tensors.labels import is_tensor_content
 from ...formats.arrow.tensors.tensor import AnyTensor
 from ...formats.text import describe_as_html, describe_object
@@ -65,7 +66,7 @@ def find_metadata(batch: pa.RecordBatch) -> CustomMetadata | None:
 def table_to_pandas(table: pa.Table, **options: Any) -> Any:
     """Return a ``pandas.DataFrame``; `options` are those of ``pyarrow.Table.to_pandas``."""
     import_package("pandas")
-    return table.to_pandas(**options)
+    return convert_to_supported(table).to_pandas(**options)
 
 
 def table_to_duckdb(table: pa.Table, connection: Any = None) -> Any:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from .data_types import list_fields, replace_fields
 from .message import encapsulate
+from .supported_types import hide_intervals
 
 DECODING_ERRORS = (
     pa.ArrowException,
@@ -94,7 +95,9 @@ def validate_memory(data: pa.Array[Any] | pa.RecordBatch) -> bool:
         data.validate(full=True)
     except pa.ArrowInvalid:
         data.validate()  # lengths first: pyarrow aborts when it slices an array of negative length
-        columns: list[Any] = [*data.columns] if isinstance(data, pa.RecordBatch) else [data]
+        if not isinstance(data, pa.RecordBatch):
+            data = pa.RecordBatch.from_arrays([data], [""])
+        columns: list[Any] = hide_intervals(data).columns
         plain = [_reinterpret(column) for column in columns]
         if all(one is other for one, other in zip(plain, columns, strict=True)):
             raise

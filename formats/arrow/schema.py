@@ -16,7 +16,7 @@ import sys
 from collections.abc import Collection, Mapping
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -34,6 +34,7 @@ from .message import (
     read_message_info,
 )
 from .metadata_limits import survey_schema
+from .supported_types import make_empty_batch
 
 _MAX_FEATURES = 64
 _UNUSED = 0
@@ -251,7 +252,7 @@ def read_dictionary_types(
 def encode_empty_dictionary(dictionary_id: int, value_type: pa.DataType) -> tuple[bytes, pa.Buffer]:
     """Return the metadata and the body of a dictionary batch without values."""
     # A dictionary batch wraps a record batch of one column.
-    message = pa.record_batch([pa.nulls(0, cast(Any, value_type))], names=[""]).serialize()
+    message = make_empty_batch(pa.schema([pa.field("", value_type)])).serialize()
     prefix = parse_prefix(memoryview(message)[:8])
     start = prefix.nbytes + prefix.metadata_length
     batch = bytes(memoryview(message)[prefix.nbytes : start])

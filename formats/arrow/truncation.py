@@ -13,18 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from .data_types import is_text, list_child_types
-
-
-class _Compute:
-    """``pyarrow.compute``, imported when it is used: that takes long, and few streams need it."""
-
-    def __getattr__(self, name: str) -> Any:
-        from pyarrow import compute
-
-        return getattr(compute, name)
-
-
-pc: Any = _Compute()
+from .nested_arrays import map_children, pc, read_integers, slice_values
+from .supported_types import hide_intervals, set_types
 
 _VIEWS: dict[pa.DataType, pa.DataType] = {
     pa.string_view(): pa.large_string(),
@@ -64,10 +54,13 @@ def truncate(batch: pa.RecordBatch) -> pa.RecordBatch:
     >>> batch.nbytes > 10000, truncate(batch).nbytes < 100, truncate(batch) == batch
     (True, True, True)
     """
-    for index, field in enumerate(batch.schema):
+    hidden = hide_intervals(batch)
+    truncated = hidden
+    for index, field in enumerate(hidden.schema):
         if _is_leaky(field.type):
-            batch = batch.set_column(index, field, _truncate_array(batch.column(index)))
-    return batch
+            column = _truncate_array(hidden.column(index))
+            truncated = truncated.set_column(index, field, column)
+    return truncated if hidden is batch else set_types(truncated, batch.schema)
 
 
 def _is_leaky(data_type: Any) -> bool:
@@ -90,19 +83,13 @@ def _truncate_array(array: Any) -> Any:
         return _truncate_view(array)
     if isinstance(data_type, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(data_type, _truncate_array(array.storage))
-    if pa.types.is_struct(data_type):
-        return _rebuild(array, [], [_truncate_array(child) for child in _list_fields(array)])
-    if pa.types.is_fixed_size_list(data_type):
-        size = data_type.list_size
-        values = array.values.slice(array.offset * size, len(array) * size)
-        return _rebuild(array, [], [_truncate_array(values)])
-    if pa.types.is_union(data_type):
-        return _truncate_union(array)
+    if pa.types.is_union(data_type) and data_type.mode == "dense":
+        return _truncate_dense_union(array)
     if pa.types.is_run_end_encoded(data_type):
         return _truncate_runs(array)
     if _is_list_view(data_type):
         return _truncate_list_view(array)
-    return _truncate_list(array)
+    return map_children(array, data_type, lambda child, *_: _truncate_array(child))
 
 
 def _truncate_view(array: Any) -> Any:
@@ -136,21 +123,6 @@ def _clear_nulls(array: Any) -> Any:
     return _rebuild(array, [slice_values(filled), *data], None)
 
 
-def _truncate_list(array: Any) -> Any:
-    """Truncate the values of a list, large list or map."""
-    offsets = array.offsets if len(array) else pa.array([0], array.offsets.type)
-    first, last = offsets[0].as_py(), offsets[-1].as_py()
-    if pa.types.is_map(array.type):
-        entries = [
-            _truncate_array(child.slice(first, last - first)) for child in (array.keys, array.items)
-        ]
-        pairs = pa.struct([array.type.key_field, array.type.item_field])
-        values = pa.Array.from_buffers(pairs, last - first, [None], children=entries)
-    else:
-        values = _truncate_array(array.values.slice(first, last - first))
-    return _rebuild(array, [slice_values(pc.subtract(offsets, offsets[0]))], [values])
-
-
 def _truncate_list_view(array: Any) -> Any:
     offsets, sizes = array.offsets, array.sizes
     zero = pa.scalar(0, sizes.type)
@@ -162,15 +134,10 @@ def _truncate_list_view(array: Any) -> Any:
     return _rebuild(array, [slice_values(offsets), slice_values(sizes)], [values])
 
 
-def _truncate_union(array: Any) -> Any:
+def _truncate_dense_union(array: Any) -> Any:
     data_type = array.type
-    # The array's own properties for its codes and offsets ignore slicing.
-    codes = _read_integers(array, 1, pa.int8())
-    if data_type.mode == "sparse":
-        return _rebuild(
-            array, [slice_values(codes)], [_truncate_array(child) for child in _list_fields(array)]
-        )
-    offsets = new_offsets = _read_integers(array, 2, pa.int32())
+    codes = read_integers(array, 1, pa.int8())
+    offsets = new_offsets = read_integers(array, 2, pa.int32())
     children: list[Any] = []
     for index, code in enumerate(data_type.type_codes):
         is_child = pc.equal(codes, pa.scalar(code, pa.int8()))
@@ -194,27 +161,6 @@ def _truncate_runs(array: Any) -> Any:
 def _find_range(begins: Any, ends: Any) -> range:
     """Return the range from the least of `begins` to the greatest of `ends`."""
     return range(pc.min(begins).as_py(), pc.max(ends).as_py()) if len(begins) else range(0)
-
-
-def _list_fields(array: Any) -> list[Any]:
-    return [array.field(index) for index in range(array.type.num_fields)]
-
-
-def _read_integers(array: Any, buffer: int, data_type: pa.DataType) -> Any:
-    """Return a buffer of an array as an array of integers with the same slice."""
-    if not len(array):
-        return pa.array([], data_type)
-    buffers = [None, array.buffers()[buffer]]
-    return pa.Array.from_buffers(data_type, len(array), buffers, offset=array.offset)
-
-
-def slice_values(array: Any) -> Any:
-    """Return the values of a fixed-width array, limited to its slice."""
-    data = array.buffers()[1]
-    if data is None or not len(array):
-        return pa.py_buffer(b"")
-    width = array.type.bit_width // 8
-    return data.slice(array.offset * width, len(array) * width)
 
 
 def _rebuild(array: Any, buffers: list[pa.Buffer], children: list[Any] | None) -> Any:

@@ -13,9 +13,11 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError
 from ..arrow.data_types import list_fields, replace_fields
+from ..arrow.nested_arrays import map_children
+from ..arrow.supported_types import SupportedTypes, is_short_interval
 from .decoder import call_library, encode_array, import_library
 from .message import Message
-from .storage import StorageConverter, find_run_of_rows, map_children
+from .storage import StorageConverter, find_run_of_rows
 
 _KEPT_EXTENSIONS = ("arrow.uuid", "arrow.json")
 
@@ -28,9 +30,11 @@ class FileConverter:
 
     def __init__(self, schema: pa.Schema) -> None:
         fields: list[pa.Field[Any]] = []
-        for field in schema:
+        self._types = SupportedTypes(schema)
+        for field, supported in zip(schema, self._types.schema, strict=True):
             try:
-                fields.append(pa.field(field.name, find_file_type(field.type)))
+                find_file_type(field.type)  # an error names this type
+                fields.append(pa.field(field.name, find_file_type(supported.type)))
             except InvalidDataError as error:
                 raise InvalidDataError(f"the column {field.name!r}: {error.message}") from None
         self.schema = pa.schema(fields)
@@ -38,7 +42,7 @@ class FileConverter:
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch with the schema of the file."""
-        pairs = zip(batch.columns, self.schema, strict=True)
+        pairs = zip(self._types.convert(batch).columns, self.schema, strict=True)
         columns = [_convert(column, field.type, None) for column, field in pairs]
         if not columns:
             return batch.replace_schema_metadata(None)
@@ -56,7 +60,12 @@ def find_file_type(data_type: Any) -> pa.DataType:
         return find_file_type(data_type.value_type)
     if types.is_fixed_size_binary(data_type):
         return pa.binary()
-    if types.is_union(data_type) or types.is_duration(data_type) or types.is_interval(data_type):
+    if (
+        types.is_union(data_type)
+        or types.is_duration(data_type)
+        or types.is_interval(data_type)
+        or is_short_interval(data_type)
+    ):
         raise InvalidDataError(f"Vortex has no type {data_type}")
     if not types.is_nested(data_type):
         return data_type

@@ -36,7 +36,8 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidDataError
 from ..arrow.data_types import is_text, list_fields, replace_fields
-from ..arrow.truncation import needs_truncation, slice_values, truncate
+from ..arrow.nested_arrays import build_array, copy_validity, map_children, slice_values
+from ..arrow.truncation import needs_truncation, truncate
 
 TYPE_CODE = "type_code"
 """The name of the first child of the storage of a union."""
@@ -184,7 +185,7 @@ class StorageConverter:
         if self._truncates:
             batch = truncate(batch)
         children = [_store(column) for column in batch.columns]
-        return _build(storage_type, batch.num_rows, [None], children)
+        return build_array(storage_type, batch.num_rows, [None], children)
 
     def restore(self, storage: Any, template: pa.RecordBatch | None) -> pa.RecordBatch:
         """Return the batch of a storage."""
@@ -220,14 +221,10 @@ def _check_no_null_rows(array: Any) -> None:
 
 def _make_batch(columns: list[Any], rows: int, schema: pa.Schema) -> pa.RecordBatch:
     if not columns:
-        whole: Any = _build(pa.struct([]), rows, [None], [])
+        whole: Any = build_array(pa.struct([]), rows, [None], [])
         batch = pa.RecordBatch.from_struct_array(whole)
         return batch.replace_schema_metadata(schema.metadata)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _build(data_type: Any, length: int, buffers: list[Any], children: Any = None) -> Any:
-    return pa.Array.from_buffers(data_type, length, buffers, children=children)
 
 
 def _with_type(array: Any, data_type: Any) -> Any:
@@ -235,10 +232,6 @@ def _with_type(array: Any, data_type: Any) -> Any:
     return pa.Array.from_buffers(
         data_type, len(array), array.buffers(), array.null_count, array.offset
     )
-
-
-def _validity(array: Any) -> pa.Buffer | None:
-    return array.is_valid().buffers()[1] if array.null_count else None
 
 
 def _numbers(array: Any, buffer: int, dtype: Any) -> NDArray[Any]:
@@ -270,12 +263,14 @@ def _store(array: Any) -> Any:
         return map_children(array, find_storage_type(data_type), lambda child, *_: _store(child))
     if types.is_fixed_size_binary(data_type):
         data = slice_values(array)
-        values = _build(pa.uint8(), len(array) * data_type.byte_width, [None, data])
-        return _build(find_storage_type(data_type), len(array), [_validity(array)], [values])
+        values = build_array(pa.uint8(), len(array) * data_type.byte_width, [None, data])
+        return build_array(
+            find_storage_type(data_type), len(array), [copy_validity(array)], [values]
+        )
     if data_type == pa.month_day_nano_interval():
         fields = np.frombuffer(slice_values(array), _INTERVAL_FIELDS)
         children = [pa.array(np.ascontiguousarray(fields[name])) for name, _ in _INTERVAL_FIELDS]
-        return _build(INTERVAL, len(array), [_validity(array)], children)
+        return build_array(INTERVAL, len(array), [copy_validity(array)], children)
     return _with_type(array, find_storage_type(data_type))
 
 
@@ -306,11 +301,11 @@ def _store_union(array: Any) -> Any:
     codes = _numbers(array, 1, np.int8)
     is_dense = data_type.mode == "dense"
     offsets = _numbers(array, 2, np.int32) if is_dense else np.arange(len(array))
-    children = [_build(pa.int8(), len(array), [None, pa.py_buffer(codes.tobytes())])]
+    children = [build_array(pa.int8(), len(array), [None, pa.py_buffer(codes.tobytes())])]
     for index, code in enumerate(data_type.type_codes):
         rows: Any = pa.array(offsets, mask=codes != code)
         children.append(_store(array.field(index)).take(rows))
-    return _build(find_storage_type(data_type), len(array), [None], children)
+    return build_array(find_storage_type(data_type), len(array), [None], children)
 
 
 # Restoring.
@@ -342,12 +337,14 @@ def _restore(array: Any, data_type: Any, template: Any) -> Any:
         values = array.values.slice(array.offset * width, len(array) * width)
         if values.null_count:
             raise InvalidDataError("a value of fixed size has a byte that is null")
-        return _build(data_type, len(array), [_validity(array), slice_values(values)])
+        return build_array(data_type, len(array), [copy_validity(array), slice_values(values)])
     if data_type == pa.month_day_nano_interval():
         fields = np.zeros(len(array), _INTERVAL_FIELDS)
         for index, (name, dtype) in enumerate(_INTERVAL_FIELDS):
             fields[name] = _numbers(array.field(index), 1, dtype)
-        return _build(data_type, len(array), [_validity(array), pa.py_buffer(fields.tobytes())])
+        return build_array(
+            data_type, len(array), [copy_validity(array), pa.py_buffer(fields.tobytes())]
+        )
     return _with_type(array, data_type)
 
 
@@ -396,59 +393,4 @@ def _restore_union(array: Any, data_type: Any, template: Any) -> Any:
     buffers = [None, pa.py_buffer(codes.tobytes())]
     if is_dense:
         buffers.append(pa.py_buffer(offsets.tobytes()))
-    return _build(data_type, len(array), buffers, children)
-
-
-# Nested types, which keep their shape.
-
-
-def map_children(array: Any, data_type: Any, call: Any, template: Any = None) -> Any:
-    """Return an array of another type with the same shape, and converted children."""
-    types = pa.types
-    if types.is_struct(data_type):
-        children = [
-            call(array.field(at), field.type, None if template is None else template.field(at))
-            for at, field in enumerate(list_fields(data_type))
-        ]
-        return _build(data_type, len(array), [_validity(array)], children)
-    if types.is_map(data_type):
-        return _map_entries(array, data_type, call, template)
-    inner_type = data_type.value_type
-    inner = None if template is None else template.values
-    if types.is_fixed_size_list(data_type):
-        size = data_type.list_size
-        values = _cut(array.values, array.offset * size, len(array) * size)
-        return _build(data_type, len(array), [_validity(array)], [call(values, inner_type, inner)])
-    if types.is_list_view(data_type) or types.is_large_list_view(data_type):
-        buffers = [_validity(array), slice_values(array.offsets), slice_values(array.sizes)]
-        return _build(data_type, len(array), buffers, [call(array.values, inner_type, inner)])
-    offsets, values = _slice_items(array, array.values)
-    buffers = [_validity(array), slice_values(offsets)]
-    return _build(data_type, len(array), buffers, [call(values, inner_type, inner)])
-
-
-def _map_entries(array: Any, data_type: Any, call: Any, template: Any) -> Any:
-    offsets, keys = _slice_items(array, array.keys)
-    _, items = _slice_items(array, array.items)
-    if keys.null_count:
-        raise InvalidDataError("a map has a key that is null")
-    inner = (None, None) if template is None else (template.keys, template.items)
-    children = [
-        call(keys, data_type.key_type, inner[0]),
-        call(items, data_type.item_type, inner[1]),
-    ]
-    pairs = pa.struct([data_type.key_field, data_type.item_field])
-    entries = _build(pairs, len(keys), [None], children)
-    return _build(data_type, len(array), [_validity(array), slice_values(offsets)], [entries])
-
-
-def _slice_items(array: Any, values: Any) -> tuple[Any, Any]:
-    """Return the offsets of a list, counted from the first of its values, and its values."""
-    offsets = array.offsets if len(array) else pa.array([0], array.offsets.type)
-    first, last = offsets[0].as_py(), offsets[-1].as_py()
-    return pc.subtract(offsets, offsets[0]), _cut(values, first, last - first)
-
-
-def _cut(values: Any, first: int, count: int) -> Any:
-    # vortex-data panics on an empty slice that does not begin at 0.
-    return values.slice(first if count else 0, count)
+    return build_array(data_type, len(array), buffers, children)

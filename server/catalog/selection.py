@@ -90,7 +90,7 @@ class Derivation:
         """
         for position, each in self.fields:
             column = extract_field(batch.column(position), each)
-            batch = batch.append_column(each.field, column)
+            batch = batch.append_column(each.field.with_type(column.type), column)
         return batch.select(list(self.order))
 
 
@@ -280,7 +280,7 @@ class Selection:
         batch = self.filter.apply(batch, range(batch.num_columns) if columns is None else columns)
         if self.columns is None or batch.num_columns == len(self.columns):
             return batch
-        return pa.RecordBatch.from_arrays(batch.columns[: len(self.columns)], schema=self.schema)
+        return batch.select(list(range(len(self.columns))))
 
     def select_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns to send of a batch with all columns."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ...errors import DatasetError, ProtocolError
 from ...formats.arrow.decoding import DECODING_ERRORS, validate_memory
+from ...formats.arrow.supported_types import SupportedTypes
 from ...formats.arrow.tensors.labels import is_tensor_content
 from ...protocol.request import Request
 from ..caller import Caller, run_in_thread
@@ -67,12 +68,13 @@ def _show_rows(source: Source) -> Preview:
         messages = (message for group in source for message in group)
         decoder = MessageDecoder(bytes(next(messages).metadata))
         names = decoder.schema.names[:MAX_COLUMNS]
+        types = SupportedTypes(decoder.schema)
         rows: list[list[str | None]] = []
         for message in messages:
             decoded = decoder.decode(message)
             if decoded is not None:
-                batch = decoded[0]
-                validate_memory(batch)
+                validate_memory(decoded[0])
+                batch = types.convert(decoded[0])
                 columns = [list(_show_column(column)) for column in batch.columns[:MAX_COLUMNS]]
                 rows += map(list, zip(*columns, strict=True))
     except (ProtocolError, *DECODING_ERRORS) as error:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import struct
 from collections.abc import Callable
 from typing import Any, cast
 
 import pyarrow as pa
 from hypothesis import assume
 from hypothesis import strategies as st
+
+from splitarrow.fbs import arrow_generated as fbs
 
 INNER = pa.dictionary(pa.int8(), pa.string())
 
@@ -204,6 +207,102 @@ def make_arrays_of_all_types() -> dict[str, pa.Array]:
     for make in makers:
         arrays |= make()
     return arrays
+
+
+def make_interval_type(unit: int) -> pa.DataType:
+    """Return the type of intervals of months (0), or of days and milliseconds (1).
+
+    pyarrow has no function for it. So it reads a schema in which the unit was changed.
+    """
+    schema = pa.schema([("", pa.month_day_nano_interval())])
+    data = bytearray(schema.serialize().to_pybytes())
+    message: Any = fbs.Message.GetRootAs(data, 8)
+    header = fbs.Schema()
+    header.Init(message.Header().Bytes, message.Header().Pos)
+    table: Any = header.Fields(0).Type()
+    place = table.Pos + table.Offset(4)
+    data[place : place + 2] = unit.to_bytes(2, "little")
+    return pa.ipc.read_schema(pa.py_buffer(bytes(data))).field(0).type
+
+
+MONTHS, DAYS = make_interval_type(0), make_interval_type(1)
+
+
+def set_types(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.RecordBatch:
+    """Return a batch whose columns have other types of the same layout."""
+    fields = [field.with_type(types.get(field.name, field.type)) for field in batch.schema]
+    schema = pa.schema(fields)
+
+    class Typed:
+        def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]:
+            _, array = batch.__arrow_c_array__()
+            return schema.__arrow_c_schema__(), array
+
+    return pa.record_batch(Typed())
+
+
+def _halves(days: int, milliseconds: int) -> int:
+    return int.from_bytes(struct.pack("<ii", days, milliseconds), "little", signed=True)
+
+
+SHORT_INTERVALS: list[tuple[int, int, int] | None] = [
+    (14, 0, 0),
+    None,
+    (-1, 0, 0),
+    (2**31 - 1, 0, 0),
+    (-(2**31), 0, 0),
+]
+"""The values of the column ``months`` of `make_short_intervals`."""
+SHORT_DAYS: list[tuple[int, int, int] | None] = [
+    (0, 3, 4_000_000),
+    None,
+    (0, -1, 1_000_000),
+    (0, 2**31 - 1, (2**31 - 1) * 1_000_000),
+    (0, -(2**31), -(2**31) * 1_000_000),
+]
+"""The values of the column ``days``."""
+
+
+def make_short_intervals() -> pa.RecordBatch:
+    """Return a batch with five rows, a number ``n``, and intervals, alone and in other types."""
+    arrow: Any = pa  # its stubs do not accept these types
+    months = pa.array([each and each[0] for each in SHORT_INTERVALS], pa.int32())
+    days = pa.array(
+        [each and _halves(each[1], each[2] // 1_000_000) for each in SHORT_DAYS], pa.int64()
+    )
+    codes, offsets = pa.array([0, 1, 0, 1, 0], pa.int8()), pa.array([0, 0, 2, 3, 4], pa.int32())
+    batch = pa.record_batch(
+        {
+            "n": pa.array(range(5)),
+            "months": months,
+            "days": days,
+            "list": arrow.ListArray.from_arrays(pa.array([0, 2, 2, 3, 4, 5], pa.int32()), months),
+            "views": arrow.ListViewArray.from_arrays(
+                pa.array([3, 0, 2, 1, 0], pa.int32()), pa.array([2, 1, 0, 3, 1], pa.int32()), days
+            ),
+            "fixed": arrow.FixedSizeListArray.from_arrays(pa.concat_arrays([days, days]), 2),
+            "struct": arrow.StructArray.from_arrays([months, days], ["m", "d"]),
+            "map": arrow.MapArray.from_arrays(range(6), pa.array(list("abcde")), months),
+            "dictionary": arrow.DictionaryArray.from_arrays(pa.array([0, 1, None, 2, 0]), months),
+            "runs": arrow.RunEndEncodedArray.from_arrays(pa.array([2, 3, 5]), months.slice(0, 3)),
+            "sparse": arrow.UnionArray.from_sparse(codes, [months, days]),
+            "dense": arrow.UnionArray.from_dense(codes, offsets, [months, days]),
+        }
+    )
+    types: dict[str, Any] = {
+        "months": MONTHS,
+        "days": DAYS,
+        "list": pa.list_(MONTHS),
+        "views": pa.list_view(DAYS),
+        "fixed": pa.list_(DAYS, 2),
+        "struct": pa.struct([("m", MONTHS), ("d", DAYS)]),
+        "map": pa.map_(pa.string(), MONTHS),
+        "dictionary": arrow.dictionary(pa.int64(), MONTHS),
+        "runs": arrow.run_end_encoded(pa.int64(), MONTHS),
+        "sparse": pa.sparse_union([pa.field("0", MONTHS), pa.field("1", DAYS)]),
+        "dense": pa.dense_union([pa.field("0", MONTHS), pa.field("1", DAYS)]),
+    }
+    return set_types(batch, types)
 
 
 def make_batches(array: pa.Array) -> list[pa.RecordBatch]:

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ....errors import DatasetError
+from ....formats.arrow.supported_types import hide_intervals, hide_schema_intervals
 from ..selection import Selection, select_fields
 from .origins import FileOrigin
 
@@ -107,14 +108,14 @@ def add_partition_columns(
     columns = selection.columns
     if columns is None:
         columns = range(len(selection.schema))
-    from_file = iter(batch.columns)
+    from_file = iter(hide_intervals(batch).columns)
     arrays = [
         pa.repeat(values[partitions.index(column)], batch.num_rows)
         if column in partitions
         else next(from_file)
         for column in columns
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=selection.schema)
+    return pa.RecordBatch.from_arrays(arrays, schema=hide_schema_intervals(selection.schema))
 
 
 def _list_partition_folders(name: str) -> list[tuple[str, str | None]]:

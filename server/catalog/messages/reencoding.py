@@ -15,6 +15,7 @@ from ....formats.arrow.decoding import validate_memory
 from ....formats.arrow.encoder import MessageEncoder
 from ....formats.arrow.lengths import measure_lengths
 from ....formats.arrow.schema_rewriter import adopt_schema
+from ....formats.arrow.supported_types import hide_intervals, hide_schema_intervals
 from ....formats.arrow.truncation import has_offsets, needs_truncation, truncate
 from ....protocol.splitter import SourceMessage
 from ..dataset import ENCODED_GROUP_BYTES, GROUP_BYTES, Measures, MessageGroups
@@ -43,12 +44,16 @@ def encode_groups(
     ENCODED_GROUP_BYTES, but not beyond the size that a batch should have now. A group also ends
     when it took 10 ms to make, so that the batches of a slow source are sent as they come. Batches
     that may be invalid are validated before they are cut, because Arrow follows invalid offsets out
-    of bounds. This generator closes `batches`. Raises `DatasetError` if a batch is not valid or
+    of bounds. Intervals that pyarrow cannot select are integers until they are encoded. This
+    generator closes `batches`. Raises `DatasetError` if a batch is not valid or
     cannot be encoded.
     """
     with closing(batches), _map_errors(label):
-        encoder = MessageEncoder(selection.schema, selection.codec)
+        hidden = hide_schema_intervals(selection.schema)
+        encoder = MessageEncoder(hidden, selection.codec)
         schema_message = encoder.schema_message
+        if hidden is not selection.schema:
+            schema_message = MessageEncoder(selection.schema).schema_message
         if schema_metadata is not None and selection.derivation is None:
             adopted = adopt_schema(schema_metadata, schema_message.metadata, selection.columns)
             schema_message = schema_message._replace(metadata=adopted)
@@ -130,7 +135,7 @@ def _check_measured(
     selection: Selection, batch: pa.RecordBatch, *, is_valid: bool
 ) -> pa.RecordBatch:
     """Return the columns to measure and to filter of a batch, validated."""
-    batch = _derive_fields(selection, batch, is_valid=is_valid)
+    batch = _derive_fields(selection, hide_intervals(batch), is_valid=is_valid)
     if not is_valid:
         batch.validate()
         _validate_filtered_columns(selection, batch)
@@ -160,7 +165,7 @@ def _select_rows(
     is_cut = cutter.may_cut or selection.filter is not None
     row = 0
     for batch, custom_metadata in batches:
-        batch = _derive_fields(selection, batch, is_valid=is_valid)
+        batch = _derive_fields(selection, hide_intervals(batch), is_valid=is_valid)
         if not is_valid:
             _validate(batch, offsets=is_cut)
             _validate_filtered_columns(selection, batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -139,6 +140,30 @@ def test_other_operations_return_what_polars_does(scan: Any, engine: Any) -> Non
 def test_a_scan_of_no_rows_has_a_schema(client: Client) -> None:
     assert client["empty"].scan_polars().collect().equals(FRAME.clear())
     assert client["empty"].scan_polars().filter(col("n") > 1).collect().equals(FRAME.clear())
+
+
+def test_categories_in_lists_and_structs_are_scanned_and_converted(tmp_path: Path) -> None:
+    frame = pl.DataFrame(
+        {"n": [1, 2, 3], "l": [["x"], ["y", "x"], None], "s": [{"c": "a"}, None, {"c": "b"}]},
+        schema={
+            "n": pl.Int64,
+            "l": pl.List(pl.Categorical),
+            "s": pl.Struct({"c": pl.Enum(["a", "b"])}),
+        },
+    )
+    frame.write_ipc(tmp_path / "t.arrow")
+    with (
+        splitarrow.serve(str(tmp_path / "t.arrow"), control="grpc://127.0.0.1:0") as server,
+        splitarrow.connect(str(server.control_uri)) as client,
+    ):
+        assert client["t"].scan_polars().filter(col("n") > 1).collect().equals(frame[1:])
+        pandas = client["t"].to_pandas()
+    assert [None if each is None else list(each) for each in pandas["l"]] == [
+        ["x"],
+        ["y", "x"],
+        None,
+    ]
+    assert list(pandas["s"]) == [{"c": "a"}, None, {"c": "b"}]
 
 
 @pytest.mark.parametrize(
