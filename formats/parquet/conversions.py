@@ -28,6 +28,7 @@ from .schema import (
     Node,
     Physical,
     annotate,
+    has_converted_beside_unknown,
     is_entries,
     is_list_of_entries,
 )
@@ -55,9 +56,12 @@ def correct_schema(footer: Footer) -> tuple[Struct, ...] | None:
     while stack:
         node = stack.pop()
         stack.extend(node.children)
-        corrected = _correct(node, elements[node.index])
-        if corrected is not None:
-            elements[node.index] = corrected
+        element = elements[node.index]
+        if has_converted_beside_unknown(element):
+            element = {number: value for number, value in element.items() if number != LOGICAL}
+        element = _correct(node, element) or element
+        if element is not elements[node.index]:
+            elements[node.index] = element
             changed = True
     return tuple(elements) if changed else None
 

@@ -155,6 +155,17 @@ def annotate(element: Struct, logical: LogicalType | None) -> Struct:
     return changed
 
 
+def has_converted_beside_unknown(element: Struct) -> bool:
+    """Return whether an element has a ConvertedType beside the LogicalType UNKNOWN, which it beats.
+
+    parquet-java writes both for an INTERVAL, which has no LogicalType.
+    """
+    if LOGICAL not in element or CONVERTED not in element:
+        return False
+    is_unknown = {*_get(element, LOGICAL, dict, {})} == {Kind.UNKNOWN.value}
+    return is_unknown and element[CONVERTED].content in list(Converted)
+
+
 def _make_node(element: Struct, index: int, parent: Node | None) -> tuple[Node, int]:
     """Return the node of an element, without its children, and their number."""
     place = f"element {index} of the schema"
@@ -193,7 +204,7 @@ def _read_physical(element: Struct, count: int) -> tuple[Physical | None, int]:
 
 
 def _read_logical(element: Struct) -> LogicalType | None:
-    if LOGICAL in element:
+    if LOGICAL in element and not has_converted_beside_unknown(element):
         return parse_logical_type(_get(element, LOGICAL, dict, {}))
     if CONVERTED in element:
         return parse_converted_type(

@@ -21,6 +21,7 @@ from helpers.parquet_files import (
     with_footer,
     write_parquet,
 )
+from helpers.parquet_types import list_columns
 from helpers.sources import encode_filter
 from splitarrow.errors import DatasetError
 from splitarrow.formats.parquet.conversions import ParquetOptions
@@ -54,8 +55,7 @@ def converted_only(converted: Converted, **fields: Any) -> Edit:
     """Return an edit that leaves only a ConvertedType."""
 
     def edit(element: Any) -> Any:
-        kept = {number: value for number, value in element.items() if number != LOGICAL}
-        return kept | {CONVERTED: Value(Type.I32, int(converted))} | fields
+        return without_logical(element) | {CONVERTED: Value(Type.I32, int(converted))} | fields
 
     return edit
 
@@ -74,6 +74,14 @@ def chain(*edits: Edit) -> Edit:
         return element
 
     return edit
+
+
+beside_unknown = field(LOGICAL, Type.STRUCT, {Kind.UNKNOWN.value: Value(Type.STRUCT, {})})
+
+
+def without_logical(element: Any) -> Any:
+    """Return an element with its ConvertedType only."""
+    return {number: value for number, value in element.items() if number != LOGICAL}
 
 
 def fixed(width: int) -> Edit:
@@ -112,14 +120,41 @@ def test_bson_stays_binary_and_is_marked(tmp_path):
     assert (column.type, mark_of(column), values) == (pa.binary(), b"BSON", [b"\x05\0\0\0\0"])
 
 
-def test_an_interval_is_months_days_and_nanoseconds(tmp_path):
+INTERVALS = [as_kind(Kind.INTERVAL), chain(as_kind(Kind.INTERVAL), beside_unknown)]
+"""The annotation that most writers give an INTERVAL, and that of parquet-java."""
+
+
+@pytest.mark.parametrize("edit", INTERVALS)
+def test_an_interval_is_months_days_and_nanoseconds(tmp_path, edit):
     intervals = [struct.pack("<III", 1, 2, 3), None, struct.pack("<III", 0, 0, (1 << 32) - 1)]
-    edit = as_kind(Kind.INTERVAL)
     column, values = read_column(tmp_path, pa.array(intervals, pa.binary(12)), edit)
     assert column.type == pa.month_day_nano_interval()
     assert values == [(1, 2, 3_000_000), None, (0, 0, ((1 << 32) - 1) * 1_000_000)]
     with pytest.raises(DatasetError, match="'a' has an INTERVAL of more months"):
         read_column(tmp_path, pa.array([b"\xff" * 12], pa.binary(12)), edit)
+
+
+def test_a_converted_type_wins_beside_unknown(tmp_path):
+    """parquet-java writes both."""
+    columns = list_columns()
+    arrays = {name: values for name, (values, _) in columns.items()}
+    struct = pa.StructArray.from_arrays(list(arrays.values()), list(arrays))
+    nested = {"l": pa.array([["x"]]), "m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int8()))}
+    edits = {name: edit for name, (_, edit) in columns.items()}
+    edits |= {f"s.{name}": edit for name, edit in edits.items()}
+    file = edit_schema(write_parquet(pa.table({**arrays, "s": struct, **nested})), edits)
+
+    def drop_logical(element: Any) -> Any:
+        return without_logical(element) if CONVERTED in element else element
+
+    def hide(element: Any) -> Any:
+        return beside_unknown(element) if CONVERTED in element else element
+
+    places = [*edits, *nested]
+    expected = read(tmp_path, edit_schema(file, dict.fromkeys(places, drop_logical)))
+    found = read(tmp_path, edit_schema(file, dict.fromkeys(places, hide)))
+    assert found.equals(expected, check_metadata=True)
+    assert found.schema.field("INTERVAL").type == pa.month_day_nano_interval()
 
 
 def test_int96_covers_all_years_of_microseconds(tmp_path):
@@ -296,7 +331,8 @@ def test_the_last_value_of_a_key_wins(tmp_path, rows):
     assert kept["m"].to_pylist() == maps
 
 
-def test_nested_keys_and_values_are_converted(tmp_path):
+@pytest.mark.parametrize("edit", INTERVALS)
+def test_nested_keys_and_values_are_converted(tmp_path, edit):
     interval = struct.pack("<III", 1, 2, 3)
     value = pa.struct([pa.field("i", pa.list_(pa.binary(12)))])
     maps = [[(b"k", {"i": [interval, None]}), (b"k", None)], [], None, [(b"k", {"i": None})]] * 3
@@ -305,7 +341,7 @@ def test_nested_keys_and_values_are_converted(tmp_path):
         write_parquet(pa.table({"l": lists}), write_statistics=False),
         {
             "l.list.element.key_value.key": as_kind(Kind.ENUM),
-            "l.list.element.key_value.value.i.list.element": as_kind(Kind.INTERVAL),
+            "l.list.element.key_value.value.i.list.element": edit,
         },
     )
     options = ParquetOptions(duplicate_keys="keep")
