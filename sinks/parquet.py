@@ -39,6 +39,10 @@ class ParquetSink(Sink):
         row_group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
         super().__init__(file)
+        if not len(schema):
+            raise UsageError(
+                "a Parquet file cannot store rows without columns; write to .arrow instead"
+            )
         self._types = SupportedTypes(schema)
         schema = self._types.schema
         self._output = _Output(file)

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import InvalidDataError, UsageError
+from ..formats.arrow.data_types import list_fields
 from ..formats.arrow.supported_types import make_empty_batch
 from ..formats.arrow.truncation import needs_truncation, truncate
 from ..formats.vortex.decoder import call_library, encode_array, import_library
@@ -47,6 +48,16 @@ class _BatchConverter:
         if self._truncates:
             batch = truncate(batch)
         return copy_rows(self._converter.convert(batch).to_struct_array())
+
+
+def _check_unique(repeated: str, fields: list[Any]) -> None:
+    """Raise `InvalidDataError` if fields have the same name: a file finds its columns by name."""
+    names = [field.name for field in fields]
+    for field in fields:
+        if names.count(field.name) > 1:
+            raise InvalidDataError(f"{repeated} are named {field.name!r}")
+        if pa.types.is_struct(field.type):
+            _check_unique(f"several fields of {field.name!r}", list_fields(field.type))
 
 
 class VortexStreamSink(Sink):
@@ -95,6 +106,7 @@ class VortexFileSink(Sink):
         self._vortex = import_library()
         with _naming("file"):
             self._converter = _BatchConverter(schema)
+            _check_unique("several columns", list(self._converter.schema))
         self._path = path
         self._queue: queue.Queue[pa.RecordBatch | None] = queue.Queue(_WAITING_BATCHES)
         self._is_aborted = False

@@ -17,7 +17,7 @@ from ..arrow.nested_arrays import map_children
 from ..arrow.supported_types import SupportedTypes, is_short_interval
 from .decoder import call_library, encode_array, import_library
 from .message import Message
-from .storage import StorageConverter, find_run_of_rows
+from .storage import StorageConverter, check_name, find_run_of_rows
 
 _KEPT_EXTENSIONS = ("arrow.uuid", "arrow.json")
 
@@ -34,7 +34,7 @@ class FileConverter:
         for field, supported in zip(schema, self._types.schema, strict=True):
             try:
                 find_file_type(field.type)  # an error names this type
-                fields.append(pa.field(field.name, find_file_type(supported.type)))
+                fields.append(pa.field(check_name(field), find_file_type(supported.type)))
             except InvalidDataError as error:
                 raise InvalidDataError(f"the column {field.name!r}: {error.message}") from None
         self.schema = pa.schema(fields)
@@ -69,7 +69,8 @@ def find_file_type(data_type: Any) -> pa.DataType:
         raise InvalidDataError(f"Vortex has no type {data_type}")
     if not types.is_nested(data_type):
         return data_type
-    fields = [pa.field(each.name, find_file_type(each.type)) for each in list_fields(data_type)]
+    children = list_fields(data_type)
+    fields = [pa.field(check_name(each), find_file_type(each.type)) for each in children]
     return replace_fields(data_type, fields)
 
 

@@ -60,13 +60,20 @@ def find_storage_schema(schema: pa.Schema) -> pa.Schema:
     fields: list[pa.Field[Any]] = []
     for field in schema:
         try:
-            fields.append(pa.field(field.name, find_storage_type(field.type)))
+            fields.append(pa.field(check_name(field), find_storage_type(field.type)))
         except InvalidDataError as error:
             raise InvalidDataError(
                 f"the column {field.name!r} cannot be stored in Vortex: {error.message}; "
                 "read it in the format 'arrow'"
             ) from None
     return pa.schema(fields)
+
+
+def check_name(field: pa.Field[Any]) -> str:
+    """Return the name of a field. Raises `InvalidDataError` for a NUL, at which Vortex cuts it."""
+    if "\0" in field.name:
+        raise InvalidDataError(f"Vortex has no names with a NUL, as in {field.name!r}")
+    return field.name
 
 
 def find_storage_type(data_type: Any) -> pa.DataType:
@@ -80,7 +87,8 @@ def find_storage_type(data_type: Any) -> pa.DataType:
         return find_storage_type(data_type.value_type)
     if not types.is_nested(data_type):
         return _find_flat(data_type)
-    fields = [pa.field(each.name, find_storage_type(each.type)) for each in list_fields(data_type)]
+    children = list_fields(data_type)
+    fields = [pa.field(check_name(each), find_storage_type(each.type)) for each in children]
     if types.is_union(data_type):
         return pa.struct([pa.field(TYPE_CODE, pa.int8()), *fields])
     return replace_fields(data_type, fields)

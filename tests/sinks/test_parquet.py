@@ -113,6 +113,12 @@ def test_a_column_has_the_annotations_that_the_specification_demands(
     assert pq.read_metadata(path).num_rows == len(table)
 
 
+def test_rows_without_columns_are_refused(tmp_path):
+    batch = pa.record_batch({"a": [1, 2, 3]}).select([])
+    with pytest.raises(UsageError, match=r"^a Parquet file cannot store rows without columns"):
+        write(tmp_path / "x.parquet", pa.Table.from_batches([batch]))
+
+
 def test_decimals_on_byte_arrays_have_the_fewest_bytes(tmp_path):
     table = one_column(pa.array(DECIMALS, pa.decimal128(9, 2)), CASES[-2][1])
     path = write(tmp_path / "x.parquet", table.slice(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,45 @@ def test_a_column_that_vortex_cannot_have_is_named(tmp_path: Path, suffix: str) 
     schema = pa.schema([("n", pa.int8()), ("took", pa.duration("s"))])
     with pytest.raises(UsageError, match=r"'took': Vortex has no type duration\[s\]; write to"):
         write(tmp_path / f"x{suffix}", schema, [])
+
+
+NUL = pa.field("a\0b", pa.int8())
+ENTRY = pa.struct([NUL, pa.field("a", pa.int8())])
+TWICE: list[Any] = [pa.field("a", pa.int8()), pa.field("a", pa.string())]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    "field",
+    [
+        NUL,
+        pa.field("s", ENTRY),
+        pa.field("l", pa.list_(ENTRY)),
+        pa.field("m", pa.map_(pa.int8(), ENTRY)),
+    ],
+    ids=lambda field: field.name,
+)
+def test_a_name_with_a_nul_is_refused(tmp_path: Path, suffix: str, field: Any) -> None:
+    message = rf"the column {re.escape(repr(field.name))}: Vortex has no names with a NUL, as in "
+    with pytest.raises(UsageError, match=message):
+        write(tmp_path / f"x{suffix}", pa.schema([field]), [])
+
+
+@pytest.mark.parametrize(
+    ("schema", "repeated"),
+    [
+        (TWICE, "several columns are named 'a'"),
+        ([("s", pa.struct(TWICE))], "several fields of 's' are named 'a'"),
+        ([("s", pa.struct([("t", pa.struct(TWICE))]))], "several fields of 't' are named 'a'"),
+    ],
+)
+def test_a_file_names_what_it_has_twice(tmp_path: Path, schema: Any, repeated: str) -> None:
+    """A stream has the names in order, so that they may repeat."""
+    empty = pa.schema(schema)
+    with pytest.raises(UsageError, match=repeated):
+        write(tmp_path / "x.vortex", empty, [])
+    write(tmp_path / "x.vortexs", empty, [])
+    assert read(tmp_path / "x.vortexs").schema == empty
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

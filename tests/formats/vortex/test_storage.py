@@ -74,6 +74,13 @@ def test_metadata_nullability_and_names_are_restored() -> None:
         assert field.nullable
 
 
+def test_a_name_with_a_nul_is_refused() -> None:
+    cut = pa.field("a\0b", pa.int8())
+    for field in (cut, pa.field("s", pa.struct([cut])), pa.field("u", pa.sparse_union([cut]))):
+        with pytest.raises(InvalidDataError, match=r"no names with a NUL.*read it in the format"):
+            find_storage_schema(pa.schema([field]))
+
+
 def test_a_batch_without_columns_keeps_its_rows() -> None:
     batch = pa.record_batch([pa.nulls(3)], names=["x"]).select([])
     check(batch.replace_schema_metadata({"k": "v"}))

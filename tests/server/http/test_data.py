@@ -227,6 +227,21 @@ def test_dictionaries_and_nested_columns_arrive(tmp_path: Path) -> None:
         assert b"a CSV file cannot store this data" in refused.body
 
 
+def test_what_a_format_cannot_store_is_a_bad_request() -> None:
+    datasets = {
+        "rows": pa.record_batch({"a": [1, 2, 3]}).select([]),
+        "cut": pa.table({"a\0b": [1]}),
+    }
+    with serve(datasets) as server:
+        for name, format, reason in (
+            ("rows", "parquet", "a Parquet file cannot store rows without columns; request"),
+            ("cut", "vortex", "Vortex has no names with a NUL"),
+        ):
+            refused = download(uri_of(server), f"/v1/datasets/{name}/data?format={format}")
+            assert refused.status == 400
+            assert reason.encode() in refused.body
+
+
 def test_columns_with_one_name_have_no_form_in_json(tmp_path: Path) -> None:
     twice = pa.table([pa.array([1]), pa.array([2])], names=["a", "a"])
     with serve({"twice": twice}) as server:
