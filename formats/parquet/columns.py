@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..arrow.data_types import replace_fields
 from .conversions import (
     Convert,
     ParquetOptions,
@@ -21,7 +22,6 @@ from .conversions import (
     entries_to_maps,
     is_list,
     keeps_annotation,
-    replace_element,
 )
 from .geo.crs import extension_metadata, find_projjson
 from .int96_interval import convert_int96, convert_intervals
@@ -259,6 +259,6 @@ def _is_fixed(data_type: Any) -> bool:
 def _wrap_list(
     column: pa.Field[Any], element: pa.Field[Any], convert: Convert | None
 ) -> PlannedField:
-    new_type = replace_element(column.type, element)
+    new_type = replace_fields(column.type, [element])
     planned = column.with_type(new_type)
     return planned, None if convert is None else partial(convert_list, new_type, convert)

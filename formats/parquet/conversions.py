@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import InvalidDataError
+from ..arrow.nested_arrays import map_children
 from .footer import Footer
 from .logical_types import Converted, Kind, LogicalType
 from .schema import (
@@ -200,6 +201,10 @@ def fixed_values(array: Any, width: int, dtype: np.dtype[Any]) -> Any:
     return np.frombuffer(data, np.uint8)[begin : begin + len(array) * width].view(dtype)
 
 
+_LISTS = (
+    *(pa.ListType, pa.LargeListType, pa.FixedSizeListType),
+    *(pa.ListViewType, pa.LargeListViewType),
+)
 Convert = Callable[[Any, ParquetOptions], Any]
 """Converts an array."""
 PlannedField = tuple[Any, Convert | None]
@@ -207,29 +212,13 @@ PlannedField = tuple[Any, Convert | None]
 
 
 def is_list(data_type: Any) -> bool:
-    """Return whether a type is one of lists with offsets, or of lists of a fixed size."""
-    return isinstance(data_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
-
-
-def replace_element(data_type: Any, element: pa.Field[Any]) -> Any:
-    """Return a list type of the same kind with another element."""
-    if isinstance(data_type, pa.FixedSizeListType):
-        return pa.list_(element, data_type.list_size)
-    return (pa.large_list if isinstance(data_type, pa.LargeListType) else pa.list_)(element)
+    """Return whether a type is one of lists, also of a fixed size, and of views."""
+    return isinstance(data_type, _LISTS)
 
 
 def convert_list(new_type: Any, convert: Convert, array: Any, options: ParquetOptions) -> Any:
     """Return a list array whose elements are converted."""
-    if isinstance(new_type, pa.FixedSizeListType):
-        size: int = new_type.list_size
-        values = convert(array.values.slice(array.offset * size, len(array) * size), options)
-        buffers = [validity_buffer(array)]
-        return pa.Array.from_buffers(
-            new_type, len(array), buffers, array.null_count, children=[values]
-        )
-    offsets, start, end = _find_offsets(array)
-    values = convert(array.values.slice(start, end - start), options)
-    return rebuild_list(array, offsets - start, values, new_type)
+    return map_children(array, new_type, lambda child, *_: convert(child, options))
 
 
 def convert_map(

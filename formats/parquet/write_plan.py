@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...errors import InvalidDataError
+from ..arrow.data_types import replace_fields
 from .columns import ADJUSTED_TO_UTC, LOGICAL_TYPE, PHYSICAL_TYPE
 from .conversions import (
     DEFAULT_OPTIONS,
@@ -27,7 +28,6 @@ from .conversions import (
     convert_struct,
     fixed_values,
     is_list,
-    replace_element,
     validity_buffer,
 )
 from .footer import TAIL_BYTES, Footer, read_footer_size, wrap_footer
@@ -221,6 +221,14 @@ class WritePlan:
             raise InvalidDataError("the footer has other rows than before it was annotated")
 
 
+def _cast(data_type: Any, array: Any, _options: Any) -> Any:
+    """Return dates with days of 32 bits. pyarrow's writer drops the bits of later ones.
+
+    Raises `pyarrow.ArrowInvalid` for those.
+    """
+    return array.cast(data_type)
+
+
 class _Planner:
     """Plans the fields of a schema."""
 
@@ -238,6 +246,11 @@ class _Planner:
             return _plan_geospatial(column)
         if data_type == pa.month_day_nano_interval():
             return column.with_type(pa.binary(INTERVAL_BYTES)), encode_intervals
+        if data_type == pa.date64():
+            return column.with_type(pa.date32()), partial(_cast, pa.date32())
+        if isinstance(data_type, pa.DictionaryType) and data_type.value_type == pa.date64():
+            days = pa.dictionary(data_type.index_type, pa.date32(), data_type.ordered)
+            return column.with_type(days), partial(_cast, days)
         if _is_byte_array_decimal(column):
             return column.with_type(pa.binary()), encode_decimals
         if isinstance(data_type, pa.StructType):
@@ -257,10 +270,12 @@ class _Planner:
             return column.with_type(new_type), partial(
                 convert_map, new_type, convert_key, convert_item
             )
-        element, convert = self.plan(data_type.value_field) if is_list(data_type) else (None, None)
-        if element is None or convert is None:
+        if not is_list(data_type):
             return column, None
-        new_type = replace_element(data_type, element)
+        element, convert = self.plan(column.type.value_field)
+        if convert is None:
+            return column, None
+        new_type = replace_fields(data_type, [element])
         return column.with_type(new_type), partial(convert_list, new_type, convert)
 
     def annotate(self, node: Node, column: pa.Field[Any], steps: tuple[int | None, ...]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import math
 import struct
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -209,6 +211,118 @@ def make_arrays_of_all_types() -> dict[str, pa.Array]:
     return arrays
 
 
+YEAR_1, YEAR_10183 = -719_162, 3_000_000
+"""Days since 1970: the first of Python's `datetime`, and one that it lacks."""
+TEXTS = [
+    "",
+    "\0",
+    "a\0b",
+    " x ",
+    "01067",
+    "true",
+    "null",
+    "NaN",
+    "2020-02-29",
+    'a "b", c',
+    "a\r\nb",
+    "\ufeffé",
+    "\U0001f600" * 5,
+    "\\N",
+    "#",
+    "-",
+    "[1]",
+    "\t",
+]
+
+
+def _spread(low: int, high: int) -> list[int | None]:
+    return [low, None, 0, high, high - 1, *(n for n in (2**53 + 1, -(2**53) - 1) if low < n < high)]
+
+
+def make_extreme_arrays() -> dict[str, pa.Array]:
+    """Return an array of each type that has the first value, the last one, and odd ones."""
+    arrow: Any = pa  # its stubs want literals
+    arrays: dict[str, pa.Array] = {}
+
+    def add(data_type: Any, values: Any, storage: Any = None) -> None:
+        array: Any = pa.array(values, storage or data_type)
+        arrays[f"{data_type} with extremes"] = array if storage is None else array.view(data_type)
+
+    for width in (8, 16, 32, 64):
+        add(getattr(pa, f"int{width}")(), _spread(-(1 << width - 1), (1 << width - 1) - 1))
+        add(getattr(pa, f"uint{width}")(), _spread(0, (1 << width) - 1))
+    for data_type in (pa.float16(), pa.float32(), pa.float64()):
+        kind: Any = np.dtype(data_type.to_pandas_dtype())
+        limits: Any = np.finfo(kind)
+        odd = [limits.max, limits.min, limits.tiny, limits.smallest_subnormal, np.inf, -np.inf]
+        numbers = np.array([*odd, np.nan, -0.0, 1 / 3, 1, 0], kind)
+        add(data_type, pa.array(numbers, mask=np.arange(len(numbers)) == 10))
+    decimals = [(pa.decimal32, 9), (pa.decimal64, 18), (pa.decimal128, 38), (pa.decimal256, 76)]
+    for make, digits in decimals:
+        for scale in (0, digits // 2, digits):
+            nines = decimal.Decimal((0, (9,) * digits, -scale))
+            last = decimal.Decimal((1, (1,), -scale))
+            add(make(digits, scale), [nines, nines.copy_negate(), None, last])
+    last_day = (1 << 63) // 86_400_000
+    add(pa.date32(), [*_spread(-(1 << 31), (1 << 31) - 1), YEAR_1, YEAR_10183], pa.int32())
+    days = [-last_day, last_day - 1, None, YEAR_1, YEAR_10183]
+    add(pa.date64(), [day and day * 86_400_000 for day in days], pa.int64())
+    for unit, per_second in (("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)):
+        is_short = unit in ("s", "ms")
+        time: Any = (arrow.time32 if is_short else arrow.time64)(unit)
+        last = 86_400 * per_second - 1
+        add(time, [0, None, last, last // 2], pa.int32() if is_short else pa.int64())
+        ends = _spread(-(1 << 63), (1 << 63) - 1)
+        add(arrow.duration(unit), ends, pa.int64())
+        seconds = (86_400 * YEAR_1, 86_400 * YEAR_10183 + 1) if unit != "ns" else (-1, 1)
+        known = [None, *(second * per_second + 1 for second in seconds)]
+        for zone in (None, "UTC", "Europe/Zurich", "+05:30"):
+            add(arrow.timestamp(unit, zone), known, pa.int64())
+            arrays[f"timestamp[{unit}, {zone}] with extremes of its width"] = pa.array(
+                ends, pa.int64()
+            ).view(arrow.timestamp(unit, zone))
+    low, high = -(1 << 31), (1 << 31) - 1
+    intervals = [(low, low, -(1 << 63)), None, (high, high, (1 << 63) - 1), (0, 0, 0)]
+    add(pa.month_day_nano_interval(), intervals)
+    binaries = [*(text.encode() for text in TEXTS), None, bytes(range(256))]
+    for data_type in (pa.string(), pa.large_string(), pa.string_view()):
+        add(data_type, [*TEXTS, None])
+    for data_type in (pa.binary(), pa.large_binary(), pa.binary_view()):
+        add(data_type, binaries)
+    add(pa.binary(3), [bytes(3), b"\xff" * 3, None, b'"\r\n'])
+    return arrays | _make_odd_shapes()
+
+
+def _make_odd_shapes() -> dict[str, pa.Array]:
+    """Return arrays with few values, and with those of `make_extreme_arrays` in other types."""
+    arrow: Any = pa
+    numbers = pa.array([-(1 << 63), None, (1 << 63) - 1, 2**53 + 1])
+    texts = pa.array(["", None, "a\0b", "01067"])
+    offsets = pa.array([0, 1, 1, 4, 4], pa.int32())
+    return {
+        "int64 with nulls only": pa.nulls(3, pa.int64()),
+        "string with nulls only": pa.nulls(3, pa.string()),
+        "int64 with a null at the end": pa.array([1, None], pa.int64()),
+        "string with one empty text": pa.array([""]),
+        "bool with nulls only": pa.nulls(2, pa.bool_()),
+        "list of extremes": pa.ListArray.from_arrays(offsets, numbers),
+        "list of text": pa.ListArray.from_arrays(offsets, texts),
+        "list of infinities": pa.array([[math.inf, -math.inf], None, [], [math.nan, None, -0.0]]),
+        "struct of extremes": arrow.StructArray.from_arrays([numbers, texts], ["n", "a b"]),
+        "struct with nulls only": pa.nulls(2, pa.struct([("a", pa.int8())])),
+        "map of extremes": arrow.MapArray.from_arrays(
+            offsets, pa.array(["", "k", "k\0", "01"]), numbers
+        ),
+        "dictionary of extremes": _dictionary(numbers, [2, None, 0, 3, 1], pa.int16()),
+        "dictionary of texts": _dictionary(texts, [2, None, 0, 3], pa.uint8()),
+        "dictionary of views": _dictionary(texts.cast(pa.string_view()), [2, 0], pa.uint32()),
+        "dictionary without values": _dictionary(texts.slice(0, 0), [None, None], pa.int8()),
+        "run_end_encoded of extremes": arrow.RunEndEncodedArray.from_arrays(
+            pa.array([1, 3, 4, 9], pa.int64()), numbers
+        ),
+    }
+
+
 def make_interval_type(unit: int) -> pa.DataType:
     """Return the type of intervals of months (0), or of days and milliseconds (1).
 
@@ -219,7 +333,8 @@ def make_interval_type(unit: int) -> pa.DataType:
     message: Any = fbs.Message.GetRootAs(data, 8)
     header = fbs.Schema()
     header.Init(message.Header().Bytes, message.Header().Pos)
-    table: Any = header.Fields(0).Type()
+    first: Any = header.Fields(0)
+    table: Any = first.Type()
     place = table.Pos + table.Offset(4)
     data[place : place + 2] = unit.to_bytes(2, "little")
     return pa.ipc.read_schema(pa.py_buffer(bytes(data))).field(0).type
@@ -230,7 +345,9 @@ MONTHS, DAYS = make_interval_type(0), make_interval_type(1)
 
 def set_types(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.RecordBatch:
     """Return a batch whose columns have other types of the same layout."""
-    fields = [field.with_type(types.get(field.name, field.type)) for field in batch.schema]
+    fields: list[Any] = [
+        field.with_type(cast("Any", types.get(field.name, field.type))) for field in batch.schema
+    ]
     schema = pa.schema(fields)
 
     class Typed:

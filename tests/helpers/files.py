@@ -51,12 +51,13 @@ def _write(
         batches, schema = data.to_batches(batch_rows), schema or data.schema
     else:
         batches = list(data)
+    found = batches[0].schema if schema is None else schema  # one without columns is false
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.new")
     write_options = pa.ipc.IpcWriteOptions(**options)
     with (
         pa.OSFile(str(beside), "wb") as sink,
-        open_writer(sink, schema or batches[0].schema, options=write_options) as writer,
+        open_writer(sink, found, options=write_options) as writer,
     ):
         for batch in batches:
             writer.write_batch(batch)

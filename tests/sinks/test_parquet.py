@@ -13,6 +13,7 @@ import pytest
 
 from helpers.catalog import read_dataset
 from helpers.parquet_files import edit_schema, footer_of
+from helpers.round_trips import list_values
 from helpers.wkb import write_wkb
 from splitarrow import serve
 from splitarrow.cli.app import run
@@ -117,6 +118,38 @@ def test_rows_without_columns_are_refused(tmp_path):
     batch = pa.record_batch({"a": [1, 2, 3]}).select([])
     with pytest.raises(UsageError, match=r"^a Parquet file cannot store rows without columns"):
         write(tmp_path / "x.parquet", pa.Table.from_batches([batch]))
+
+
+def nest_dates(days: int) -> list[Any]:
+    """Return a date64, alone and in other types."""
+    arrow: Any = pa
+    dates: Any = pa.array([days * 86_400_000, 0], pa.int64()).view(pa.date64())
+    offsets, sizes = pa.array([1, 0], pa.int32()), pa.array([1, 1], pa.int32())
+    return [
+        dates,
+        pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), dates),
+        arrow.ListViewArray.from_arrays(offsets, sizes, dates),
+        pa.StructArray.from_arrays([dates], ["d"]),
+        pa.MapArray.from_arrays(pa.array([0, 1, 2]), pa.array([1, 2]), dates),
+        pa.DictionaryArray.from_arrays(pa.array([1, 0], pa.int8()), dates),
+    ]
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_dates_in_milliseconds_have_days_of_32_bits(tmp_path, index):
+    column = nest_dates(3_000_000)[index]
+    path = write(tmp_path / "x.parquet", pa.table({"a": column}))
+    assert list_values(read_dataset(open_file(path)).table["a"]) == list_values(column)
+    with pytest.raises(UsageError, match="cannot store this data: Casting from date64"):
+        write(tmp_path / "y.parquet", pa.table({"a": nest_dates(1 << 32)[index]}))
+
+
+def test_intervals_in_list_views_are_written(tmp_path):
+    values = [[None, (0, 0, 0)], [(1, 2, 3_000_000)]]
+    views = pa.array(values, pa.list_view(pa.month_day_nano_interval()))
+    path = write(tmp_path / "x.parquet", pa.table({"a": views}))
+    table = read_dataset(open_file(path)).table
+    assert list_values(table["a"]) == values
 
 
 def test_decimals_on_byte_arrays_have_the_fewest_bytes(tmp_path):
