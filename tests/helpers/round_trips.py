@@ -188,11 +188,16 @@ def _is_close_to(column: Any, found: Any) -> bool:
         values = [None if each is None else decimal.Decimal(each) for each in values]
     elif pa.types.is_floating(data_type) and pa.types.is_floating(found.type):
         values = list_values(found.cast(data_type))
-    elif pa.types.is_interval(data_type):
-        expected = [None if each is None else [*each] for each in expected]
     elif pa.types.is_map(data_type):
         expected = [_name_pairs(each) for each in expected]
-    return values == expected
+    return values == _list_parts(expected)
+
+
+def _list_parts(values: Any) -> Any:
+    """Return values with lists in place of intervals."""
+    if isinstance(values, pa.MonthDayNano):
+        return [*values]
+    return [_list_parts(each) for each in values] if isinstance(values, list) else values
 
 
 def _name_pairs(entries: Any) -> Any:
