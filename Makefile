@@ -127,6 +127,10 @@ bench-relay: $(VENV)/installed-test ## measure what a relay saves and costs behi
 figures: $(BIN)/python ## write the figures of docs/figures.toml and of the benchmarks into all pages
 	@$(BIN)/python tests/docs/figures.py
 
+.PHONY: formats
+formats: $(VENV)/installed-test ## write the table of Arrow types in docs/formats.md from a run over all formats
+	@PYTHONPATH=tests $(BIN)/python tests/docs/formats_table.py
+
 # --- checking ----------------------------------------------------------------------------------
 
 # One worker more than cores, because many tests wait, up to a number that the memory of a

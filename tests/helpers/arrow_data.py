@@ -300,6 +300,9 @@ def _make_odd_shapes() -> dict[str, pa.Array]:
     texts = pa.array(["", None, "a\0b", "01067"])
     offsets = pa.array([0, 1, 1, 4, 4], pa.int32())
     return {
+        "month_day_nano_interval of milliseconds": pa.array(
+            [(1, 2, 3_000_000), None], pa.month_day_nano_interval()
+        ),
         "int64 with nulls only": pa.nulls(3, pa.int64()),
         "string with nulls only": pa.nulls(3, pa.string()),
         "int64 with a null at the end": pa.array([1, None], pa.int64()),

@@ -24,7 +24,7 @@ from splitarrow.cli.local_input import open_local, open_selection
 from splitarrow.cli.output_formats import open_sink
 from splitarrow.errors import SplitArrowError, UsageError
 from splitarrow.formats.arrow.data_types import is_text, list_child_types
-from splitarrow.formats.arrow.supported_types import SupportedTypes
+from splitarrow.formats.arrow.supported_types import convert_to_supported
 
 from .arrow_data import make_arrays_of_all_types, make_extreme_arrays, make_short_intervals
 from .files import write_file
@@ -34,14 +34,27 @@ from .http_downloads import download
 
 
 @cache
-def make_examples() -> dict[str, pa.Table]:
-    """Return a table for each array of `arrow_data`, and tables of odd shapes and names."""
+def make_type_examples() -> dict[str, pa.Table]:
+    """Return a table for each array of `arrow_data`. Its name begins with that of the type."""
     arrays = make_arrays_of_all_types() | make_extreme_arrays()
     tables = {name: pa.table([array], names=["c"]) for name, array in arrays.items()}
-    numbers, texts = pa.array([1, None, 3]), pa.array(["", None, "x"])
     short = make_short_intervals()
-    for name in ("months", "days", "list", "dictionary"):
-        tables[f"short intervals: {name}"] = pa.Table.from_batches([short.select([name])])
+    for column, name in {
+        "months": "interval months",
+        "days": "interval days",
+        "list": "list of interval months",
+        "dictionary": "dictionary of interval months",
+    }.items():
+        whole = pa.Table.from_batches([short.select([column])])
+        tables |= {name: whole.slice(0, 2), f"{name} with extremes": whole}
+    return tables
+
+
+@cache
+def make_examples() -> dict[str, pa.Table]:
+    """Return the tables of `make_type_examples`, and some of odd shapes and names."""
+    tables = {**make_type_examples()}
+    numbers, texts = pa.array([1, None, 3]), pa.array(["", None, "x"])
     two = pa.table([numbers, texts], names=["n", "s"])
     tables |= {
         "two columns": two,
@@ -155,11 +168,8 @@ def _scale(numbers: Any, factor: int) -> list[Any]:
 
 def list_columns(table: pa.Table) -> list[tuple[str, list[Any]]]:
     """Return the names of the columns, and their values."""
-    types = SupportedTypes(table.schema)
-    found = pa.Table.from_batches(
-        [types.convert(each) for each in table.to_batches()], types.schema
-    )
-    return [(name, list_values(found.column(at))) for at, name in enumerate(found.schema.names)]
+    columns = convert_to_supported(table).columns
+    return list(zip(table.schema.names, map(list_values, columns), strict=True))
 
 
 def compare(table: pa.Table, found: pa.Table, *, is_text: bool = False) -> str:
@@ -171,7 +181,7 @@ def compare(table: pa.Table, found: pa.Table, *, is_text: bool = False) -> str:
         return "yes" if found.schema.types == table.schema.types else "other type"
     if not is_text:
         return "wrong"
-    pairs = list(zip(table.columns, found.columns, strict=True))
+    pairs = list(zip(convert_to_supported(table).columns, found.columns, strict=True))
     if all(_is_close_to(*each) for each in pairs):
         return "other type"
     return (
