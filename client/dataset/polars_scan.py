@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from ...errors import RemoteError, UsageError
+from ...formats.arrow.supported_types import make_empty_batch
 from ..arguments import ReadArguments
-from ..stream.batch_stream import import_package, to_polars
+from ..stream.batch_stream import import_package
 
 _SELECTED_BY_POLARS: Final = ("columns", "filter", "limit", "memory", "sql")
 _LOGIC: Final = ("and", "or", "xor", "not", "is true", "if_else")
@@ -50,16 +51,12 @@ def scan_dataset(
         condition = None if predicate is None or limit is not None else _choose(predicate, schema)
         selection = ReadArguments(columns=columns or None, limit=limit)
         with _open(open_stream, {**arguments, **selection}, condition) as stream:
-            yield _filter(_make_empty(stream.schema), predicate)
+            yield _filter(polars.from_arrow(make_empty_batch(stream.schema)), predicate)
             for batch in stream:
                 yield _filter(polars.from_arrow(batch), predicate)
 
-    return plugins.register_io_source(read, schema=_make_empty(schema).schema)
-
-
-def _make_empty(schema: pa.Schema) -> Any:
-    """Return a data frame without rows. pyarrow cannot make a table of all types."""
-    return to_polars(pa.RecordBatchReader.from_batches(schema, []))
+    columns = polars.from_arrow(make_empty_batch(schema))
+    return plugins.register_io_source(read, schema=columns.schema)
 
 
 def _filter(frame: Any, predicate: Any) -> Any:

@@ -33,6 +33,7 @@ def encode(values: pa.Array) -> pa.Array:
 
 def make_encoded_views() -> dict[str, pa.Array]:
     """Return arrays with views in a dictionary or in runs, alone and in other types."""
+    untyped: Any = pa  # whose stubs lack some arguments
     view = pa.array(TEXTS, pa.string_view())
     encoded = encode(view)
     ends = pa.array([2, 3, 5], pa.int32())
@@ -48,11 +49,11 @@ def make_encoded_views() -> dict[str, pa.Array]:
         "list in dictionary": encode(
             pa.LargeListArray.from_arrays(pa.array([0, 1, 1, 3], pa.int64()), view)
         ),
-        "list view": pa.ListViewArray.from_arrays(
+        "list view": untyped.ListViewArray.from_arrays(
             offsets[:5], pa.array([1, 0, 2, 1, 1], pa.int32()), encoded
         ),
         "fixed": pa.FixedSizeListArray.from_arrays(pa.concat_arrays([encoded] * 2), 2),
-        "map": pa.MapArray.from_arrays(range(6), pa.array(list("abcde")), encoded),
+        "map": untyped.MapArray.from_arrays(range(6), pa.array(list("abcde")), encoded),
         "struct of it": pa.StructArray.from_arrays([encoded], ["d"]),
         "sparse": pa.UnionArray.from_sparse(codes, [encoded, encoded]),
         "dense": pa.UnionArray.from_dense(codes, offsets[:5], [encoded, encoded]),
