@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import types as st
 
-from ..errors import DatasetError, UsageError
+from ..errors import DatasetError, InvalidDataError, UsageError
 from ..publication.version_store import VersionStore
 from .options import SparkOptions
 from .shards import TaskShards, WriteJob, collect_shards, format_attempt, write_shards
@@ -103,8 +103,12 @@ def commit_shards(job: WriteJob, messages: Sequence[Any], overwrite: bool) -> No
 def write_frame(frame: DataFrame, options: SparkOptions, *, overwrite: bool) -> None:
     """Write a DataFrame as ``df.write`` does, over Spark Connect.
 
-    Raises the errors of `plan_write`, and those of Spark.
+    Raises the errors of `plan_write`, those of Spark, and `InvalidDataError` if there is no column.
     """
+    if not frame.schema.fields:
+        raise InvalidDataError(
+            "the rows have no columns, and Spark passes none of them; keep a column"
+        )
     check_exportable(frame.schema)
     job = plan_write(options, frame.schema)
     store = VersionStore(job.location)

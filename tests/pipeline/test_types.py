@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import types as st
 
+import splitarrow
 from helpers.spark_types import make_frame, show_rows, type_names, write, write_months
-from splitarrow import errors
+from splitarrow import errors, pipeline
 from splitarrow.formats.arrow.file_writer import AlignedFileWriter
 from splitarrow.pipeline.casting import Caster, cast_array
 from splitarrow.pipeline.types import arrow_schema, check_readable, spark_schema
@@ -168,6 +171,93 @@ def test_all_types_return_by_every_way(spark, tmp_path, serve):
     read = reader.options(reader="python", columns=geometry).load("set")
     assert type_names(read.schema) == ["binary"]
     assert read.where(f"{geometry} is not null").count() > 0
+
+
+INT64 = [-(2**63), 2**63 - 1, 2**53 + 1, -(2**53) - 1]
+FIRST, LAST = -62_135_596_800, 253_402_300_799
+"""The seconds of the first and the last second of the years 1 and 9999."""
+MOMENTS = [FIRST * 10**6, LAST * 10**6 + 999_999, -1, None]
+FLOATS = [math.inf, -math.inf, math.nan, -0.0]
+TEXTS = ["", "\0", "a\0b\0", "\U0010ffff"]
+EXTREMES = pa.table(
+    {
+        "boolean": pa.array([True, False, None, None]),
+        **{
+            f"int{n}": pa.array([-(2 ** (n - 1)), 2 ** (n - 1) - 1, 0, None], f"int{n}")
+            for n in (8, 16, 32)
+        },
+        "int64": pa.array(INT64, pa.int64()),
+        "float": pa.array(FLOATS, pa.float32()),
+        "floats": pa.array([3.4028234663852886e38, 1.4e-45, 2.0**24 + 2, None], pa.float32()),
+        "double": pa.array(FLOATS, pa.float64()),
+        "doubles": pa.array([sys.float_info.max, 5e-324, 2.0**53 + 2, None]),
+        "decimal": pa.array([10**38 - 1, 1 - 10**38, 0, None], pa.decimal128(38, 0)),
+        "fraction": pa.array(
+            [Decimal(f"{sign}0.{digits:>038}") for sign in ("", "-") for digits in ("9" * 38, "1")],
+            pa.decimal128(38, 38),
+        ),
+        "string": pa.array(TEXTS),
+        "binary": pa.array([text.encode() for text in TEXTS], pa.binary()),
+        "date": pa.array([FIRST // 86_400, LAST // 86_400, -1, None], pa.date32()),
+        "timestamp": pa.array(MOMENTS, pa.timestamp("us", "UTC")),
+        "timestamp_ntz": pa.array(MOMENTS, pa.timestamp("us")),
+        "duration": pa.array(INT64, pa.duration("us")),
+        "list": pa.array([TEXTS, [], [None], None], pa.list_(pa.string())),
+        "struct": pa.array([{"": text, "a": n} for text, n in zip(TEXTS, INT64, strict=True)]),
+        "map": pa.array(
+            [list(zip(TEXTS, INT64, strict=True)), [], [("", None)], None],
+            pa.map_(pa.string(), pa.int64()),
+        ),
+    }
+)
+
+
+def show_bits(table: Any) -> list[Any]:
+    """Return the columns in the types of `EXTREMES`, and floating-point numbers as their bits."""
+    shown: list[Any] = []
+    for column in table.cast(EXTREMES.schema).combine_chunks().columns:
+        array = column.combine_chunks()
+        is_float = pa.types.is_floating(array.type)
+        shown.append(array.view(f"int{array.type.bit_width}") if is_float else array)
+    return shown
+
+
+@pytest.mark.parametrize("rows", [4, 0])
+def test_extreme_values_return_by_every_way(spark, tmp_path, serve, rows):
+    """Also in the files themselves, as pyarrow reads them."""
+    table = EXTREMES.slice(0, rows)
+    frame = spark.createDataFrame(table, spark_schema(table.schema)).coalesce(1)
+    frame.write.format("splitarrow").mode("append").save(str(tmp_path / "sink"))
+    write(frame, str(tmp_path / "function"))
+    found: list[Any] = []
+    for name in ("sink", "function"):
+        manifest: Any = VersionStore(str(tmp_path / name)).load()
+        files = [pa.ipc.open_file(tmp_path / name / s.path).read_all() for s in manifest.shards]
+        found.append(pa.concat_tables([manifest.schema.empty_table(), *files]))
+    uri = serve({"sink": tmp_path / "sink"}).control_uri
+    source = spark.read.format("splitarrow").option("uri", uri)
+    frames = [source.option("reader", reader).load("sink") for reader in READERS]
+    frames.append(source.options(reader="jvm", folder=str(tmp_path / "sink")).load("sink"))
+    frames.append(pipeline.read(spark, uri, "sink"))
+    found += [frame.toArrow() for frame in frames]
+    for each in found:
+        assert show_bits(each) == show_bits(table)
+
+
+def test_rows_without_columns_return_or_are_refused(spark, tmp_path, serve):
+    frame = spark.range(0, 3, 1, 2).drop("id")
+    frame.write.format("splitarrow").mode("append").save(str(tmp_path / "sink"))
+    uri = serve({"sink": tmp_path / "sink"}).control_uri
+    source = spark.read.format("splitarrow").option("uri", uri)
+    with splitarrow.connect(uri) as client:
+        assert client["sink"].to_arrow().num_rows == 3
+    assert source.load("sink").collect() == frame.collect()
+    assert pipeline.read(spark, uri, "sink").collect() == frame.collect()
+    with pytest.raises(PySparkException, match="'sink': it has no columns"):
+        source.option("reader", "jvm").load("sink").collect()
+    with pytest.raises(errors.InvalidDataError, match="the rows have no columns"):
+        write(frame, str(tmp_path / "function"))
+    assert not (tmp_path / "function").exists()
 
 
 def test_python_reads_months_as_their_number(spark, tmp_path, serve):
