@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import ConfigError, MissingExtraError, install_hint
 from .java import configure_java
-from .jvm.reader import choose_reader
+from .jvm.reader import choose_reader, hide_sources
 from .workers import check_workers, use_worker_python
 
 if TYPE_CHECKING:
@@ -241,10 +241,11 @@ def session(
 def register(spark: SparkSession, *, jvm_reader: bool | None = None) -> None:
     """Register the data source with a running session, and load its reader in the JVM.
 
-    PySpark finds the data source by itself if splitarrow is on the driver's import path, but then
-    runs ``python3`` on the executors, whatever ``spark.pyspark.python`` says. After this function,
-    Python workers run the interpreter that this setting names. On a cluster, a small job checks
-    once that they have the packages; it takes one task per core and waits for the first executor.
+    From version 4.1 on, PySpark finds the data source by itself if splitarrow is on the driver's
+    import path, but then runs ``python3`` on the executors, whatever ``spark.pyspark.python`` says.
+    After this function, Python workers run the interpreter that this setting names. On a cluster, a
+    small job checks once that they have the packages; it takes one task per core and waits for the
+    first executor.
 
     Parameters
     ----------
@@ -270,6 +271,7 @@ def register(spark: SparkSession, *, jvm_reader: bool | None = None) -> None:
     if hasattr(spark, "dataSource"):  # from Spark 4.0 on
         from .datasource import SplitArrowDataSource
 
-        spark.dataSource.register(SplitArrowDataSource)
         spark.conf.set(FILTER_PUSHDOWN, "true")
+        with hide_sources(spark):
+            spark.dataSource.register(SplitArrowDataSource)
     choose_reader(spark, jvm_reader)

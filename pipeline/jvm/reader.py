@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
@@ -83,6 +85,34 @@ def load_reader(spark: SparkSession) -> None:
         raise _cannot_load(str(error).partition("\n")[0]) from None
     if not _is_loaded(loader):
         raise _cannot_load("Spark does not find its classes")
+
+
+@contextmanager
+def hide_sources(spark: SparkSession) -> Generator[None]:
+    """Hide the data sources of the jar and of other sessions, so that Spark registers in this one.
+
+    Spark refuses a name that the thread's class loader or its active session has. The state of the
+    session must exist, because Spark must not make the session's class loader in the context.
+    """
+    session: Any = spark
+    jvm = getattr(session, "_jvm", None)
+    if jvm is None:
+        yield
+        return
+    thread = jvm.java.lang.Thread.currentThread()
+    loader = thread.getContextClassLoader()
+    sessions = jvm.org.apache.spark.sql.SparkSession
+    active = sessions.getActiveSession()
+    thread.setContextClassLoader(session._jsparkSession.getClass().getClassLoader())
+    sessions.setActiveSession(session._jsparkSession)
+    try:
+        yield
+    finally:
+        thread.setContextClassLoader(loader)
+        if active.isDefined():
+            sessions.setActiveSession(active.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def _cannot_load(reason: str) -> ConfigError:

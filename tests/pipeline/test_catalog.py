@@ -54,6 +54,7 @@ def sql(spark: Any) -> Sql:
     return lambda query: [tuple(row) for row in spark.sql(query).collect()]
 
 
+@pytest.mark.spark_short
 def test_datasets_are_tables(sql: Sql, catalog: str, server: Daemon) -> None:
     with splitarrow.connect(str(server.control_uri)) as client:
         client.put("two words", pa.table({"x": [1, 2]}))

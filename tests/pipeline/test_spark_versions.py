@@ -1,12 +1,16 @@
 """What works in each version of Spark; ``make test-spark SPARK=3.5`` runs this module in another.
 
-Every test runs in every version: where one lacks a feature, the test expects the error.
+Every test runs in every version: where one lacks a feature, the test expects the error. Continuous
+integration runs those marked ``spark_short`` at each change, in three versions.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -97,6 +101,7 @@ def rows_of(location: Any) -> list[dict[str, Any]]:
     return sorted(read_version(store, store.load()).to_pylist(), key=lambda row: row["id"])
 
 
+@pytest.mark.spark_short
 def test_columns_and_filters(load):
     frame = load(columns="tip,id").where("id >= 290 and id < 310").select("id")
     assert sorted(row.id for row in frame.collect()) == list(range(290, 310))
@@ -104,6 +109,7 @@ def test_columns_and_filters(load):
     assert cards.count() == sum(n % 3 == 0 and n > 4 for n in range(2 * ROWS))
 
 
+@pytest.mark.spark_short
 def test_the_jvm_pushes_filters_and_aggregates(spark, uri, capsys):
     frame = spark.read.format("splitarrow").options(uri=uri, reader="jvm").load("trips")
     frame.where("id in (1, 2) and not (payment <> 'cash')").select("tip").explain()
@@ -116,6 +122,7 @@ def test_the_jvm_pushes_filters_and_aggregates(spark, uri, capsys):
     assert frame.count() == 2 * ROWS
 
 
+@pytest.mark.spark_short
 def test_aggregates(load):
     rows = load().groupBy("payment").agg(sf.count("*").alias("n"), sf.max("tip").alias("m"))
     assert {row.payment: (row.n, row.m) for row in rows.collect()} == {
@@ -176,6 +183,7 @@ def test_joins(load):
     assert {row.name: row["count"] for row in joined.collect()} == {"Card": 200, "Cash": 200}
 
 
+@pytest.mark.spark_short
 def test_types(load):
     first, second = sorted(load("types").collect(), key=lambda row: row.dictionary)
     assert (first.decimal, first.when.timestamp(), first.runs) == (Decimal("1.50"), 1.0, 7)
@@ -188,6 +196,7 @@ def test_types(load):
     assert (second.decimal, second.when) == (None, None)
 
 
+@pytest.mark.spark_short
 def test_all_types_return(spark, tmp_path):
     frame = make_frame(spark)
     write(frame, str(tmp_path / "set"))
@@ -236,6 +245,7 @@ def test_read_has_columns_filters_and_limits(spark, uri):
     assert len(read(spark, uri, "types").collect()) == 2
 
 
+@pytest.mark.spark_short
 def test_sql(spark, uri):
     query = "select payment, sum(tip) s from {} where id < 6 group by payment"
     expected = {"card": 0.75, "cash": 1.25, None: 1.75}
@@ -249,6 +259,7 @@ def test_sql(spark, uri):
     assert {row.payment: row.s for row in rows} == expected
 
 
+@pytest.mark.spark_short
 def test_modes_of_writes(spark, tmp_path):
     def write(first: int, last: int, mode: str) -> None:
         writer = spark.range(first, last, numPartitions=3).write.format("splitarrow")
@@ -264,6 +275,7 @@ def test_modes_of_writes(spark, tmp_path):
     assert [row["id"] for row in rows_of(tmp_path / "ids")] == [0, 1]
 
 
+@pytest.mark.spark_short
 def test_streams(spark, tmp_path, serve):
     (tmp_path / "in").mkdir()
     publish(spark, PublishJob(str(write_parquet(tmp_path)), "in", [str(tmp_path)]))
@@ -339,6 +351,7 @@ def test_publish_to_daemons(spark, tmp_path, writable_daemons):
     assert read(spark, uris, "trips").count() == 2 * ROWS
 
 
+@pytest.mark.spark_short
 def test_the_source_in_python_is_named_where_it_is_missing(spark, uri):
     if HAS_PYTHON_SOURCES:
         register(spark, jvm_reader=False)
@@ -348,6 +361,27 @@ def test_the_source_in_python_is_named_where_it_is_missing(spark, uri):
         register(spark, jvm_reader=False)
     with pytest.raises(Exception, match=NO_PYTHON_SOURCES):
         spark.read.format("splitarrow").options(uri=uri, reader="python").load("trips").count()
+
+
+@pytest.mark.spark_short
+def test_sessions_are_registered_again(spark, uri):
+    other = spark.newSession()
+    for session in (other, other, spark):
+        register(session)
+    assert type(spark).getActiveSession()._jsparkSession.equals(spark._jsparkSession)
+    for session in (other, spark):
+        reader = session.read.format("splitarrow").option("uri", uri)
+        for name in READERS:
+            assert reader.option("reader", name).load("names").count() == 2
+
+
+@pytest.mark.slow
+@pytest.mark.spark_short
+def test_the_installed_command_publishes(tmp_path):
+    command = Path(sys.executable).with_name("splitarrow")
+    arguments = ["publish", write_parquet(tmp_path), "trips", "--to", tmp_path]
+    subprocess.run([command, *arguments], check=True, capture_output=True, timeout=200)
+    assert len(rows_of(tmp_path / "trips")) == 2 * ROWS
 
 
 @pytest.mark.parametrize(
