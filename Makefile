@@ -299,15 +299,18 @@ test-oldest: $(UV) ## run the quick tests with the oldest versions of all depend
 	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable '.[test]'
 	@$(OLDEST)/bin/python -m pytest $(PARALLEL) $(ARGS)
 
-# The tests of another version of Spark, in an environment of their own. Spark 3.5 needs Python 3.11.
+# The tests of a version of Spark, in an environment of its own with the wheel, as users have it.
+# Spark 3.5 needs Python 3.11. SPARK_TESTS=spark_short selects the tests of continuous integration.
 SPARK       ?= 3.5
 SPARK_TESTS ?= slow and not long
 SPARK_ENV   := $(VENV)/spark-$(SPARK)
 .PHONY: test-spark
-test-spark: $(UV) ## run the tests of another version of Spark; SPARK=3.5
+test-spark: $(UV) ## run the tests of a version of Spark, with the wheel; SPARK=3.5
+	@rm -rf $(VENV)/dist
+	@$(UV) build --quiet --out-dir $(VENV)/dist
 	@$(UV) venv --quiet --allow-existing --python 3.11 $(SPARK_ENV)
-	@$(UV) pip install --quiet --python $(SPARK_ENV)/bin/python --editable . 'pyspark[connect]==$(SPARK).*' \
-	    'pandas>=2.2,<3' hypothesis 'pytest>=9.1,<9.2' \
+	@$(UV) pip install --quiet --python $(SPARK_ENV)/bin/python --reinstall-package splitarrow \
+	    $(VENV)/dist/*.whl 'pyspark[connect]==$(SPARK).*' 'pandas>=2.2,<3' hypothesis 'pytest>=9.1,<9.2' \
 	    pytest-asyncio pytest-benchmark pytest-timeout pytest-xdist trustme psutil
 	@$(SPARK_ENV)/bin/python -m pytest -m "$(SPARK_TESTS)" \
 	    tests/pipeline/test_spark_versions.py tests/pipeline/test_catalog.py \
