@@ -204,7 +204,7 @@ class DataResponse(Response):
         """Return the headers that a response and its 304 share."""
         is_private = self._caller.server.access.requires_token
         cache = "no-cache"
-        if self._query.request.version is not None:
+        if self._query.request.version == plan.version:  # its number may get other data again
             cache = f"max-age={_CACHE_SECONDS}, immutable"
         return {
             **self.headers,

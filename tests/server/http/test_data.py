@@ -415,7 +415,10 @@ def test_a_version_is_immutable_and_others_are_revalidated(server: splitarrow.Se
     path = "/v1/datasets/published/data"
     old = download(uri_of(server), f"{path}?version=1")
     assert read_body("arrow-stream", old.body)["n"].to_pylist() == list(range(20))
-    assert "immutable" in old.headers["cache-control"]
+    assert old.headers["cache-control"] == "public, no-cache"  # of a number
+    exact = download(uri_of(server), f"{path}?version={old.headers['splitarrow-version']}")
+    assert "immutable" in exact.headers["cache-control"]
+    assert (exact.body, exact.headers["etag"]) == (old.body, old.headers["etag"])
     new = download(uri_of(server), path)
     assert read_body("arrow-stream", new.body)["n"].to_pylist() == list(range(30))
     assert new.headers["cache-control"] == "public, no-cache"
@@ -425,6 +428,29 @@ def test_a_version_is_immutable_and_others_are_revalidated(server: splitarrow.Se
     missing = download(uri_of(server), f"{path}?version=9")
     assert missing.status == 409
     assert b"ticket" not in missing.body
+
+
+def test_the_number_of_a_version_is_revalidated_since_it_can_get_other_data(tmp_path: Path) -> None:
+    settings = {"control": "grpc://127.0.0.1:0", "writable": tmp_path / "uploads"}
+    path = "/v1/datasets/d/data"
+    with serve({}, **settings) as server, splitarrow.connect(server.control_uri or "") as client:
+
+        def publish(number: int) -> dict[str, str]:
+            client.put_shard("d", pa.table({"n": [number]}), job=f"job-{number}", ordinal=0)
+            client.publish("d", job=f"job-{number}", ordinals=[0])
+            found = download(uri_of(server), f"{path}?version=1&format=arrow-file")
+            assert read_body("arrow-file", found.body)["n"].to_pylist() == [number]
+            assert found.headers["cache-control"] == "public, no-cache"
+            return dict(found.headers)
+
+        before = publish(1)
+        client.drop("d")
+        after = publish(2)
+        assert before["etag"] != after["etag"]
+        for headers, status in ((before, 409), (after, 200)):
+            found = download(uri_of(server), f"{path}?version={headers['splitarrow-version']}")
+            assert found.status == status
+            assert ("immutable" in found.headers["cache-control"]) == (status == 200)
 
 
 def test_a_file_that_changes_meanwhile_never_arrives_whole(tmp_path: Path) -> None:
