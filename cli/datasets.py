@@ -247,6 +247,9 @@ def put(
             metavar="FILE",
         ),
     ],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the dataset if it was uploaded before.")
+    ] = False,
     token: Token = None,
     connect_timeout: ConnectTimeout = 10.0,
     quiet: Quiet = False,
@@ -255,6 +258,7 @@ def put(
     """Upload a file as a dataset.
 
     The dataset appears on the server once it is complete. A failed upload leaves nothing behind.
+    A name that is taken is an error, unless [cyan]--replace[/cyan] is given.
 
     [dim]splitarrow put grpc://host:8815 trips trips.parquet[/dim]
     """
@@ -265,7 +269,13 @@ def put(
         open_single_client(uri, token, connect_timeout) as client,
         TransferProgress(name, rows, enabled=not quiet) as progress,
     ):
-        stored = client.put(name, batches, schema=schema, progress=progress.update)
+        stored = client.put(
+            name,
+            batches,
+            schema=schema,
+            if_exists="replace" if replace else "error",
+            progress=progress.update,
+        )
     seconds = time.perf_counter() - started
     if as_json:
         with standard_output():

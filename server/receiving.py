@@ -24,7 +24,7 @@ from .auth.principal import Permission
 from .caller import Caller
 from .config import Settings
 from .uploads.publication import ShardKey
-from .uploads.store import UploadStore
+from .uploads.store import DatasetTarget, UploadStore
 from .uploads.upload import Upload
 
 _Data = TypeVar("_Data", bytes, memoryview)
@@ -118,15 +118,17 @@ class UploadReceiver:
         self._threads = anyio.CapacityLimiter(max_uploads)
 
     async def receive(
-        self, caller: Caller, target: str | ShardKey, messages: AsyncIterator[FlightData]
+        self,
+        caller: Caller,
+        target: DatasetTarget | ShardKey,
+        messages: AsyncIterator[FlightData],
     ) -> dict[str, Any]:
         """Store an upload, and return the response. It is served by then if it is a dataset.
 
         `messages` ends only after the client has said that the upload is complete. Raises
         `SplitArrowError` if the upload is refused or cannot be stored. Nothing of it is kept then.
         """
-        name = target.dataset if isinstance(target, ShardKey) else target
-        caller.authorize(Permission.WRITE, name)
+        caller.authorize(Permission.WRITE, target.dataset)
         with self._slots.take(caller.principal.name):
             limits = caller.server.limits
             if isinstance(target, ShardKey):

@@ -231,7 +231,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"listener"},
     ],
     "server.uploads": [
-        {"publication", "quota"},
+        {"folder", "publication", "quota"},
         {"upload"},
         {"store"},
     ],

@@ -102,7 +102,8 @@ def _read(clients: list[flight.FlightClient], ticket: flight.Ticket) -> Callable
 
 def _put(client: flight.FlightClient, batch: pa.RecordBatch, count: int) -> Callable[[], None]:
     def put() -> None:
-        writer, answers = client.do_put(flight.FlightDescriptor.for_path("put"), batch.schema)
+        command = b'{"dataset": "put", "if_exists": "replace"}'
+        writer, answers = client.do_put(flight.FlightDescriptor.for_command(command), batch.schema)
         with writer:
             for _ in range(count):
                 writer.write_batch(batch)

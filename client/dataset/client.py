@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
@@ -37,6 +38,7 @@ from ..rpc.info import (
     parse_schema,
 )
 from ..rpc.upload import (
+    IfExists,
     Progress,
     encode_publication,
     open_shard,
@@ -548,6 +550,8 @@ class Client(BaseClient):
         for name, seconds in (("connect_timeout", connect_timeout), ("timeout", timeout)):
             check_seconds(name, seconds)
         self._descriptions = Descriptions[DatasetInfo]()
+        self._lost_attempts: dict[str, str] = {}
+        """The attempts of uploads, by dataset, to which the server did not respond."""
         source = parse_token(token, token_file)
         self._copy = partial(
             type(self), uri, source, tls=tls, connect_timeout=connect_timeout, timeout=timeout
@@ -711,19 +715,26 @@ class Client(BaseClient):
         data: Any,
         *,
         schema: pa.Schema | None = None,
+        if_exists: IfExists = "error",
         progress: Progress | None = None,
     ) -> UploadResult:
         """Upload a dataset. The server commits it when it is complete, or keeps nothing of it.
 
+        If the connection breaks at the end, the dataset may be stored although the call raises.
+        Repeat the call with the same client then: it may replace what it has stored itself.
+
         Parameters
         ----------
         name : str
-            The name of the new dataset.
+            The name of the dataset.
         data : Table, RecordBatch, RecordBatchReader, object with an Arrow C stream, or iterable
             The data. An iterable yields record batches. They are sent one by one, so that the
             data need not fit into memory.
         schema : pyarrow.Schema, optional
             The schema of an iterable that yields no record batch.
+        if_exists : {"error", "replace"}, optional
+            What to do if the name is taken. ``"replace"`` replaces an uploaded dataset, and keeps
+            running reads of it. Of several uploads with ``"error"``, exactly one succeeds.
         progress : callable, optional
             Receives the numbers of rows and bytes sent so far, on another thread.
 
@@ -732,10 +743,18 @@ class Client(BaseClient):
         UsageError
             If an argument is invalid.
         RemoteError
-            If the server refuses.
+            If the server refuses, with the code ``ALREADY_EXISTS`` if the name is taken.
         """
+        check_name(name)
+        if if_exists not in ("error", "replace"):  # pyright: ignore[reportUnnecessaryContains]
+            refuse("if_exists", if_exists, "'error' or 'replace'")
         found, batches = read_batches(data, schema)
-        return upload_dataset(self.channel, check_name(name), found, batches, progress)
+        attempt = self._lost_attempts.pop(name, None) or secrets.token_hex(16)
+        try:
+            return upload_dataset(self.channel, name, found, batches, attempt, if_exists, progress)
+        except BaseException:
+            self._lost_attempts[name] = attempt
+            raise
 
     def put_shard(
         self,

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import grpc
 import pyarrow as pa
@@ -39,6 +39,8 @@ _CODECS = {"none": None, "lz4": "lz4", "zstd": "zstd"}
 _MAX_BATCH_BYTES = 64 << 20
 """The largest record batch that is sent as one message. Larger ones are sliced."""
 
+IfExists = Literal["error", "replace"]
+"""What becomes of an upload if there is a dataset of its name."""
 Progress = Callable[[int, int], None]
 """A callback that receives the numbers of rows and bytes sent so far."""
 
@@ -87,10 +89,18 @@ def upload_dataset(
     name: str,
     schema: pa.Schema,
     batches: Iterator[Any],
+    attempt: str,
+    if_exists: IfExists = "error",
     progress: Progress | None = None,
 ) -> UploadResult:
-    """Upload a dataset; see `upload_batches`."""
-    descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=[name])
+    """Upload a dataset; see `upload_batches`.
+
+    The attempt is a random text. An upload may replace what one with the same attempt has stored.
+    """
+    command = {"dataset": name, "if_exists": if_exists, "attempt": attempt}
+    descriptor = flight.FlightDescriptor(
+        type=flight.FlightDescriptor.CMD, cmd=json.dumps(command).encode()
+    )
     response = upload_batches(channel, descriptor, name, schema, batches, progress)
     return parse_result(UploadResult, response, name)
 

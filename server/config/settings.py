@@ -165,7 +165,8 @@ class Settings(BaseSettings):
     """An address as for `advertise`, for the readers of one network: `10.0.0.0/8=node7` or
     `10.0.0.0/8=tcp=node7:8816`; may be given several times. The smallest network wins."""
     writable: Path | None = setting(None, Group.CONTROL, metavar="FOLDER", needs=("control",))
-    """A folder for uploads, created if it is missing. Without it, the server accepts none."""
+    """A folder for uploads: a new or an empty one, or one that has uploads already. Without it, the
+    server accepts none."""
     writable_bytes: Size | None = setting(
         None, Group.CONTROL, shown="limited by the disk only", needs=("writable",)
     )

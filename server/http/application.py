@@ -123,6 +123,7 @@ _STATUS = {
     "UNAUTHENTICATED": 401,
     "PERMISSION_DENIED": 403,
     "NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
     "FAILED_PRECONDITION": 409,
     "RESOURCE_EXHAUSTED": 429,
     "ABORTED": 503,
@@ -130,6 +131,8 @@ _STATUS = {
     "UNIMPLEMENTED": 405,
 }
 """The statuses of HTTP for those of gRPC; 500 for the others."""
+_CONDITIONS = frozenset(["if-match", "if-none-match"])
+"""The headers with conditions of an upload."""
 _EXPOSED = ("accept-ranges", "content-range", "etag", VERSION_HEADER)
 """The headers that pages of other sites may read, besides the usual ones."""
 _MAX_JSON_BYTES = 256 << 10
@@ -224,7 +227,7 @@ class Application:
                 CORSMiddleware,
                 allow_origins=list(self.origins),
                 allow_methods=["GET", "HEAD", "POST", "PUT"],
-                allow_headers=["authorization", "content-type", "if-none-match", "range"],
+                allow_headers=["authorization", "content-type", *sorted(_CONDITIONS), "range"],
                 expose_headers=[*_EXPOSED],
                 max_age=600,
             )
@@ -294,6 +297,8 @@ class Application:
         text = text.partition("; request a new ticket")[0]  # there are none
         context.refusals.record(code, "http", subject, "http")
         status = 413 if isinstance(error, LimitError) else _STATUS.get(code, 500)
+        if status == 409 and request.method == "PUT" and _CONDITIONS & {*request.headers}:
+            status = 412
         if status >= 500 and not isinstance(error, UnavailableError):
             self._log.error("request failed", path=request.url.path, exc_info=error)
         else:

@@ -197,9 +197,23 @@ def describe_api(*, accepts_uploads: bool) -> dict[str, Any]:
     }
     if accepts_uploads:
         reads["put"] = {
-            "summary": "Upload a dataset: an Arrow stream.",
+            "summary": "Upload a dataset, an Arrow stream, or replace an uploaded one.",
+            "parameters": [
+                _parameter(
+                    "If-None-Match", {"type": "string"}, "`*` replaces no dataset.", "header"
+                ),
+                _parameter(
+                    "If-Match",
+                    {"type": "string"},
+                    "Replaces only the version of this `ETag`.",
+                    "header",
+                ),
+            ],
             "requestBody": {"content": {FORMATS["arrow-stream"].media_type: {}}},
-            "responses": {"201": {"description": "It is stored."}, "400": _TEXT_ERROR},
+            "responses": {
+                "201": {"description": "It is stored."},
+                **dict.fromkeys(("400", "409", "412"), _TEXT_ERROR),
+            },
         }
     described = {"200": {"description": "A JSON object.", "content": {"application/json": {}}}}
     return {

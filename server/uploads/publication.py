@@ -80,20 +80,19 @@ class ShardKey:
             )
 
     @classmethod
-    def parse(cls, command: bytes) -> ShardKey:
+    def parse(cls, values: Mapping[str, Any]) -> ShardKey:
         """Return the key in the command of an upload.
 
         The command is ``{"dataset": NAME, "publish": {"job": JOB, "ordinal": N}}``.
         """
-        values = _parse_object(command, "the command of the upload")
         publish: Any = values.get("publish")
         if set(values) != {"dataset", "publish"} or not isinstance(publish, dict):
             raise InvalidRequestError(
-                "the command of the upload must be "
+                'the command of the upload must be {"dataset": NAME, "if_exists": …} or '
                 '{"dataset": NAME, "publish": {"job": …, "ordinal": …}}'
             )
         ordinal: Any = publish.get("ordinal")
-        return cls(_read_text(values, "dataset"), check_job(publish.get("job")), ordinal)
+        return cls(read_text(values, "dataset"), check_job(publish.get("job")), ordinal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ class PublishRequest:
     @classmethod
     def parse(cls, body: bytes) -> PublishRequest:
         """Return the request in the body of the action ``publish``."""
-        values = _parse_object(body, "the body of the action")
+        values = parse_object(body, "the body of the action")
         unknown = set(values) - set(_FIELDS)
         if unknown:
             raise InvalidRequestError(f"publish: unknown fields {', '.join(sorted(unknown))}")
@@ -139,9 +138,9 @@ class PublishRequest:
             raise InvalidRequestError(f"publish: mode is {mode!r}; use {' or '.join(MODES)}")
         job = check_job(values.get("job"))
         return cls(
-            dataset=_read_text(values, "dataset"),
+            dataset=read_text(values, "dataset"),
             job=job,
-            snapshot=_read_text(values, "snapshot") if values.get("snapshot") else job,
+            snapshot=read_text(values, "snapshot") if values.get("snapshot") else job,
             ordinals=frozenset(ordinals),
             shards_total=total,
             append=mode == "append",
@@ -160,7 +159,8 @@ def check_job(job: Any) -> str:
         raise InvalidRequestError(error.message) from None
 
 
-def _parse_object(data: bytes, source: str) -> dict[str, Any]:
+def parse_object(data: bytes, source: str) -> dict[str, Any]:
+    """Return a JSON object; `source` names it in errors."""
     try:
         value: Any = json.loads(data)
     except (ValueError, RecursionError):
@@ -170,7 +170,8 @@ def _parse_object(data: bytes, source: str) -> dict[str, Any]:
     return value
 
 
-def _read_text(values: Mapping[str, Any], name: str) -> str:
+def read_text(values: Mapping[str, Any], name: str) -> str:
+    """Return a text of a JSON object, if it is valid."""
     value = values.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_TEXT_CHARACTERS:
         raise InvalidRequestError(

@@ -2,84 +2,50 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import secrets
 import shutil
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
 
-from ...errors import (
-    ConfigError,
-    ExhaustedError,
-    InvalidRequestError,
-    NotFoundError,
-    SplitArrowError,
-    remote_error,
-)
+from ...errors import ExhaustedError, NotFoundError, SplitArrowError, remote_error
 from ...protocol.limits import Limits
-from ...publication.atomic_files import sync_folder
 from ...publication.manifest import Manifest
 from ...publication.shard_files import hash_file
 from ..catalog.catalog import Catalog, open_dataset
 from ..logs import get_logger
+from .folder import FOLDER_SUFFIX, UploadFolder
 from .publication import PublishedFolder, PublishRequest, ShardKey
 from .quota import Quota
 from .upload import Upload, map_errors
 
-FILE_SUFFIX = ".arrow"
-"""The suffix of the file of an uploaded dataset."""
-FOLDER_SUFFIX = ".published"
-"""The suffix of the folder of a published dataset."""
-INCOMPLETE_PREFIX = ".upload-"
-"""The prefix of incomplete files and of folders that are being removed."""
-_MAX_BYTES = 255
 _DROP = "drop the dataset"
-_FORBIDDEN = "/\\%"
+_MAX_LISTED_FILES = 5
+
+ReplacementCheck = Callable[[str | None], None]
+"""Raises an error if an upload must not replace a dataset, of which it gets the version: an empty
+text if it cannot be read, and None if there is no such dataset."""
 
 
-def encode_name(dataset: str, suffix: str = FILE_SUFFIX) -> str:
-    """Return the name of the file or folder of a dataset.
-
-    Raises `InvalidRequestError` if the dataset's name could be mistaken for a path, or is too long
-    for a file.
-
-    Examples
-    --------
-    >>> encode_name("scores 2024")
-    'scores%202024.arrow'
-    """
-    hidden = dataset.startswith(".") or not dataset.isprintable() or not dataset.strip()
-    if hidden or any(character in dataset for character in _FORBIDDEN):
-        raise InvalidRequestError(
-            f"{dataset[:80]!r} is not a valid name for an upload: it must not be blank, begin with "
-            "a dot, or contain / \\ % or control characters"
-        )
-    name = quote(dataset, safe="") + suffix
-    if len(name) > _MAX_BYTES:
-        raise InvalidRequestError(
-            f"the name {dataset[:80]!r}… is too long for an upload: its file name has {len(name)} "
-            f"characters, and the limit is {_MAX_BYTES}"
-        )
-    return name
+def allow_replacement(version: str | None) -> None:
+    """Let an upload replace any other."""
+    del version
 
 
-def decode_name(name: str, suffix: str = FILE_SUFFIX) -> str | None:
-    """Return the dataset that a file or folder belongs to; None if `encode_name` cannot make it."""
-    dataset = unquote(name.removesuffix(suffix), errors="replace")
-    try:
-        return dataset if encode_name(dataset, suffix) == name else None
-    except InvalidRequestError:
-        return None
+@dataclass(frozen=True, slots=True)
+class DatasetTarget:
+    """The dataset that an upload becomes, and what it may replace."""
 
-
-def make_incomplete_path(directory: Path) -> Path:
-    """Return a new path for an incomplete file, or for a folder that is being removed."""
-    return directory / f"{INCOMPLETE_PREFIX}{secrets.token_hex(16)}"
+    dataset: str
+    check: ReplacementCheck = allow_replacement
+    """Decides whether it may replace the dataset of this name."""
+    attempt: str = ""
+    """A random text that a client repeats if it got no response. The upload may replace what it
+    has stored itself. If it is empty, the upload is not repeated."""
 
 
 class PublicationStore:
@@ -90,8 +56,8 @@ class PublicationStore:
     removed has a name that the next server removes.
     """
 
-    def __init__(self, directory: Path, catalog: Catalog, quota: Quota) -> None:
-        self._directory = directory
+    def __init__(self, folder: UploadFolder, catalog: Catalog, quota: Quota) -> None:
+        self._folder = folder
         self._catalog = catalog
         self._quota = quota
         self._lock = threading.RLock()
@@ -106,13 +72,13 @@ class PublicationStore:
 
         A dataset that cannot be read is logged and left out.
         """
-        for path in sorted(self._directory.iterdir()):
+        for path in sorted(self._folder.path.iterdir()):
             if not path.is_dir() or path.is_symlink():
                 continue
-            if path.name.startswith(INCOMPLETE_PREFIX):
+            if self._folder.is_incomplete(path.name):
                 shutil.rmtree(path, ignore_errors=True)
                 continue
-            dataset = decode_name(path.name, FOLDER_SUFFIX)
+            dataset = self._folder.parse_name(path.name, FOLDER_SUFFIX)
             if dataset is not None:
                 try:
                     self._restore(PublishedFolder(dataset, path))
@@ -122,14 +88,14 @@ class PublicationStore:
 
     def begin_upload(self, key: ShardKey, limits: Limits) -> Upload:
         """Return a new upload of a shard, which the caller must close."""
-        encode_name(key.dataset, FOLDER_SUFFIX)
+        self._open_folder(key.dataset)
         self._check_name(key.dataset)
 
         def commit(upload: Upload) -> Mapping[str, Any]:
             sha256 = self._stage(key, upload)
             return {"job": key.job, "ordinal": key.ordinal, "sha256": sha256}
 
-        path = make_incomplete_path(self._directory)
+        path = self._folder.make_incomplete_path()
         return Upload(key.dataset, path, self._quota, commit, limits, as_file=True)
 
     def publish(self, request: PublishRequest) -> dict[str, Any]:
@@ -180,7 +146,7 @@ class PublicationStore:
                 return False
             folder = self._open_folder(dataset)
             staged = folder.measure_staged()
-            removed = make_incomplete_path(self._directory)
+            removed = self._folder.make_incomplete_path()
             with _removing(self._catalog, dataset, folder.path):
                 folder.path.rename(removed)
             self._served.discard(dataset)
@@ -191,7 +157,7 @@ class PublicationStore:
             try:
                 with map_errors(dataset, _DROP):
                     # A power failure must not bring the dataset back without its shards.
-                    sync_folder(self._directory)
+                    self._folder.sync()
             finally:
                 shutil.rmtree(removed, ignore_errors=True)
         self._log.info("dataset dropped", dataset=dataset)
@@ -255,7 +221,7 @@ class PublicationStore:
             )
 
     def _open_folder(self, dataset: str) -> PublishedFolder:
-        return PublishedFolder(dataset, self._directory / encode_name(dataset, FOLDER_SUFFIX))
+        return PublishedFolder(dataset, self._folder.make_path(dataset, FOLDER_SUFFIX))
 
 
 def _name_committed_owner(dataset: str) -> tuple[str, str]:
@@ -263,24 +229,21 @@ def _name_committed_owner(dataset: str) -> tuple[str, str]:
 
 
 class UploadStore:
-    """The directory of uploads. Safe to use from several threads.
+    """The uploads in a folder. Safe to use from several threads. The methods block.
 
-    One server at a time uses a directory; a lock on it ends with the process. The directory is
-    created if only its last part is missing. The methods block.
-
-    Raises `ConfigError` if the directory cannot be used, or another server uses it.
+    Raises as `UploadFolder` does.
     """
 
     def __init__(self, directory: Path, catalog: Catalog, quota: Quota | None = None) -> None:
-        self._directory = directory
+        self._folder = UploadFolder(directory)
         self._catalog = catalog
         self._quota = quota or Quota()
         self._lock = threading.RLock()
-        self._uploaded: set[str] = set()
-        self.publications = PublicationStore(directory, catalog, self._quota)
+        self._uploaded: dict[str, str] = {}
+        """The attempt that stored each dataset; empty if it is unknown."""
+        self.publications = PublicationStore(self._folder, catalog, self._quota)
         """The datasets that are published shard by shard."""
         self._log = get_logger("store")
-        self._descriptor = _lock_directory(directory)
         try:
             self.publications.restore()
             self._restore()
@@ -288,12 +251,14 @@ class UploadStore:
             self.close()
             raise
 
-    def begin_upload(self, dataset: str, limits: Limits) -> Upload:
-        """Return a new upload of a dataset, which the caller must close."""
-        encode_name(dataset)
-        self._check_name(dataset)
-        path = make_incomplete_path(self._directory)
-        return Upload(dataset, path, self._quota, self._commit, limits)
+    def begin_upload(self, target: DatasetTarget, limits: Limits) -> Upload:
+        """Return a new upload of a dataset, which the caller must close.
+
+        The check is made now, and again when the upload is complete.
+        """
+        self._check_replacement(target)
+        path = self._folder.make_incomplete_path()
+        return Upload(target.dataset, path, self._quota, partial(self._commit, target), limits)
 
     def drop(self, dataset: str) -> None:
         """Remove an uploaded or published dataset. Running streams continue."""
@@ -308,36 +273,34 @@ class UploadStore:
                         stream=dataset,
                     )
                 raise NotFoundError(f"no uploaded dataset {dataset!r}", stream=dataset)
-            path = self._directory / encode_name(dataset)
+            path = self._folder.make_path(dataset)
             with _removing(self._catalog, dataset, path):
                 path.unlink(missing_ok=True)
-            self._uploaded.discard(dataset)
+            del self._uploaded[dataset]
             self._quota.release(dataset)
             with map_errors(dataset, _DROP):
-                os.fsync(self._descriptor)
+                self._folder.sync()
         self._log.info("dataset dropped", dataset=dataset)
 
     def close(self) -> None:
-        """Unlock the directory. Its files stay. Idempotent."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Unlock the folder. Its files stay. Idempotent."""
+        self._folder.close()
 
-    def _commit(self, upload: Upload) -> Mapping[str, Any]:
+    def _commit(self, target: DatasetTarget, upload: Upload) -> Mapping[str, Any]:
         """Rename a complete file and serve it. Streams of a file that it replaces continue."""
-        dataset = upload.dataset
-        path = self._directory / encode_name(dataset)
+        dataset = target.dataset
+        path = self._folder.make_path(dataset)
         open_dataset(upload.path).close()  # raises if the catalog could not serve it
         with self._lock:
-            self._check_name(dataset)
+            self._check_replacement(target)
             with self._replacing(path):
                 upload.path.replace(path)
-                os.fsync(self._descriptor)
+                self._folder.sync()
                 if dataset in self._uploaded:
                     self._catalog.replace(dataset, path)
                 else:
                     self._catalog.add(dataset, path)
-            self._uploaded.add(dataset)
+            self._uploaded[dataset] = target.attempt
             nbytes = self._quota.transfer(upload, dataset)
         self._log.info("dataset uploaded", dataset=dataset, bytes=nbytes)
         return {}
@@ -345,7 +308,7 @@ class UploadStore:
     @contextmanager
     def _replacing(self, path: Path) -> Generator[None]:
         """Bring the file back that has a path now, or none, if the block raises."""
-        previous = make_incomplete_path(self._directory)
+        previous = self._folder.make_incomplete_path()
         with suppress(FileNotFoundError):
             os.link(path, previous, follow_symlinks=False)
         try:
@@ -362,30 +325,43 @@ class UploadStore:
 
     def _restore(self) -> None:
         """Serve the files of earlier uploads, and remove incomplete ones."""
-        with os.scandir(self._directory) as found:
+        with os.scandir(self._folder.path) as found:
             entries = sorted(found, key=lambda entry: entry.name)
+        foreign: list[str] = []
         for entry in entries:
             if not entry.is_file(follow_symlinks=False):
                 continue
-            if entry.name.startswith(INCOMPLETE_PREFIX):
+            if self._folder.is_incomplete(entry.name):
                 os.unlink(entry.path)
                 continue
-            dataset = decode_name(entry.name)
+            dataset = self._folder.parse_name(entry.name)
             if dataset is not None:
                 try:
                     self._catalog.add(dataset, entry.path)
-                    self._uploaded.add(dataset)
+                    self._uploaded[dataset] = ""
                     self._quota.record(dataset, entry.stat().st_size)
                 except (SplitArrowError, OSError) as error:
                     self._log.error("cannot serve upload", dataset=dataset, reason=str(error))
+            elif not entry.name.startswith("."):
+                foreign.append(entry.name)
+        if foreign:
+            names = foreign[:_MAX_LISTED_FILES]
+            self._log.warning("files are not uploads", files=names, count=len(foreign))
 
-    def _check_name(self, dataset: str) -> None:
-        if dataset not in self._uploaded and dataset in self._catalog.names():
+    def _check_replacement(self, target: DatasetTarget) -> None:
+        dataset, version = target.dataset, None
+        path = self._folder.make_path(dataset)
+        with suppress(NotFoundError):
+            version = self._catalog.lookup(dataset).version
+        if version is not None and dataset not in self._uploaded:
             raise remote_error(
                 "ALREADY_EXISTS",
                 f"cannot upload {dataset!r}: a dataset that was not uploaded has this name",
                 stream=dataset,
             )
+        if not (target.attempt and target.attempt == self._uploaded.get(dataset)):
+            unreadable = version is None and path.exists()
+            target.check("" if unreadable else version)
 
 
 @contextmanager
@@ -398,25 +374,3 @@ def _removing(catalog: Catalog, dataset: str, path: Path) -> Generator[None]:
     except SplitArrowError:
         catalog.add(dataset, path)
         raise
-
-
-def _lock_directory(directory: Path) -> int:
-    """Create a directory if it is missing, and return a descriptor that keeps it locked."""
-    try:
-        if not directory.is_dir():
-            directory.mkdir()
-            sync_folder(directory.parent)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError(f"writable: cannot use {directory}: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError
-    except OSError as error:
-        os.close(descriptor)
-        reason = "it is not writable"
-        if isinstance(error, BlockingIOError):
-            reason = "another server uses it"
-        raise ConfigError(f"writable: cannot use {directory}: {reason}") from None
-    return descriptor

@@ -131,6 +131,19 @@ def test_put_types_that_only_a_server_reads(
     assert read(got).equals(wanted)
 
 
+def test_put_replaces_only_on_request(control: str, say: Say, tmp_path: Path) -> None:
+    old, new = (write_file(tmp_path / f"{n}.arrow", pa.table({"n": [n]})) for n in (1, 2))
+    assert say("put", control, "new", old)[0] == 0
+    status, _, err = say("put", control, "new", new)
+    assert status == 1
+    assert "cannot upload 'new': the dataset exists; to replace it" in err
+    assert "--replace" in err
+    assert say("put", control, "new", new, "--replace")[0] == 0
+    got = tmp_path / "got.arrow"
+    assert say("fetch", control, "new", "-o", got)[0] == 0
+    assert read(got)["n"].to_pylist() == [2]
+
+
 def test_put_refuses_what_is_not_a_table(control: str, say: Say, tmp_path: Path) -> None:
     np.save(tmp_path / "matrix.npy", np.zeros((2, 3)))
     status, _, err = say("put", control, "new", tmp_path / "matrix.npy")

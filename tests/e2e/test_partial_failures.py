@@ -16,6 +16,7 @@ import splitarrow
 from helpers.cluster import StartDaemons, join_uris
 from helpers.daemons import StartDaemon, kill
 from helpers.files import write_file
+from helpers.uploads import list_uploads
 from helpers.waiting import PATIENCE, wait_until
 from splitarrow.errors import ExhaustedError, NotFoundError, RemoteError, SplitArrowError
 from splitarrow.testing import Daemon
@@ -132,7 +133,7 @@ def reload(server: Server, **tables: pa.Table) -> None:
 
 
 def upload(server: Server, name: str, table: pa.Table) -> None:
-    server.client.put(name, table)
+    server.client.put(name, table, if_exists="replace")
 
 
 def publish(server: Server, table: pa.Table) -> None:
@@ -197,7 +198,7 @@ def test_all_processes_make_a_change_or_none(server: Server, name: str) -> None:
             assert server.read_everywhere(*names) == [change.before] * (1 + WORKERS)
         change.make(server)
     assert server.read_everywhere(*names) == [change.after] * (1 + WORKERS)
-    assert not [path for path in server.uploads.iterdir() if path.name.startswith(".")]
+    assert not [name for name in list_uploads(server.uploads) if name.startswith(".")]
     if name == "reload":
         replace_worker(server, kill_worker)
         assert server.read_everywhere(*names) == [change.after] * (1 + WORKERS)

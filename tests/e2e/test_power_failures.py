@@ -69,7 +69,7 @@ UPLOAD = """
         splitarrow.connect(server.control_uri) as client,
     ):
         for begin in (0, 10):
-            client.put("put", table(begin))
+            client.put("put", table(begin), if_exists="replace")
             acknowledge()
         for begin in (20, 30):
             client.put_shard("published", table(begin), job=f"job-{begin}", ordinal=0)

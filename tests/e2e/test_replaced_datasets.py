@@ -145,7 +145,7 @@ KINDS = {
         lambda world: world.server._daemon.catalog.remove("d"),
     ),
     "upload": Kind(
-        lambda world, table: world.client.put("d", table),
+        lambda world, table: world.client.put("d", table, if_exists="replace"),
         None,
         lambda world: world.client.drop("d"),
     ),

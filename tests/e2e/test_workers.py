@@ -107,7 +107,7 @@ def test_all_workers_know_an_upload_when_the_call_returns(shared: Daemon) -> Non
     with splitarrow.connect(shared.control_uri) as client:
         for value in range(50):
             table = pa.table({"value": [value]})
-            client.put("new", table)
+            client.put("new", table, if_exists="replace")
             assert read_from_all_workers(shared, "new") == [table] * 2 * WORKERS
             assert client.read("new", transport="tcp").read_all() == table
             assert client.read("new", transport="shm").read_all() == table

@@ -95,10 +95,14 @@ def put(
     name: str,
     table: pa.Table,
     options: flight.FlightCallOptions | None = None,
+    *,
+    replace: bool = False,
     **write: Any,
 ) -> dict[str, Any]:
     """Upload with pyarrow's Flight client and return the server's response."""
-    writer, answers = client.do_put(PATH(name), table.schema, options=options)
+    command = json.dumps({"dataset": name, "if_exists": "replace"})
+    descriptor = flight.FlightDescriptor.for_command(command) if replace else PATH(name)
+    writer, answers = client.do_put(descriptor, table.schema, options=options)
     with writer:
         writer.write_table(table, **write)
         writer.done_writing()

@@ -111,8 +111,9 @@ def test_uploads_to_full_disks(battery: Battery, small_disks: list[Daemon]) -> N
         before, held = files_of(running), descriptors(running.pid)
         for number in range(rounds):
             name = ("kept", "new")[number % 2]
+            table = pa.Table.from_batches(LARGE, schema)
             with pytest.raises(SplitArrowError, match="disk is full"):
-                client.put(name, pa.Table.from_batches(LARGE, schema))
+                client.put(name, table, if_exists="replace")
             assert files_of(running) == before
         assert [info.name for info in client.datasets()] == ["kept"]
         client.put("new", pa.Table.from_batches(SMALL))

@@ -162,7 +162,7 @@ def upload(actor: Actor) -> None:
                     client.drop(history.name)
                 else:
                     rows = make_rows(job.number, 0, job.shards[0])
-                    client.put(history.name, _slice(random, rows))
+                    client.put(history.name, _slice(random, rows), if_exists="replace")
             history.acknowledge(change)
             actor.record(
                 f"{'dropped' if drops else f'uploaded job {job.number} to'} {history.name}"
@@ -394,7 +394,7 @@ def intrude(actor: Actor) -> None:
         lambda client: client.read(name).read_all(),
         lambda client: client.info(name),
         lambda client: client.schema(name),
-        lambda client: client.put(name, make_rows(999, 0, 3)),
+        lambda client: client.put(name, make_rows(999, 0, 3), if_exists="replace"),
         lambda client: client.drop(name),
         lambda client: client.put_shard(name, make_rows(999, 0, 3), job="intruder", ordinal=0),
         lambda client: client.publish(name, job="job-1", ordinals=[0]),

@@ -24,7 +24,6 @@ from splitarrow.server.daemon import Daemon
 from splitarrow.server.metrics import Histogram, MetricType
 from splitarrow.server.shares import MemoryShare
 from splitarrow.server.uploads.publication import ShardKey
-from splitarrow.server.uploads.store import encode_name
 
 from . import disk
 from .clock import EventLoop, SimulationError, World
@@ -326,7 +325,7 @@ class Cluster:
         store: Any = host.daemon.context.uploads
         for owner, nbytes in store.store._quota._used.items():
             if isinstance(owner, str):
-                actual = (folder / encode_name(owner)).stat().st_size
+                actual = store.store._folder.make_path(owner).stat().st_size
                 if actual != nbytes:
                     raise SimulationError(f"the quota counts {nbytes} bytes of {owner}: {actual}")
             elif not isinstance(owner, (tuple, ShardKey)):  # a job may go on with its shards

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from splitarrow.client.connect import connect
 from splitarrow.client.dataset.client import Client
 from splitarrow.client.rpc.channel import FlightChannel
 from splitarrow.client.rpc.errors import convert_grpc_error
+from splitarrow.client.rpc.upload import upload_dataset
 from splitarrow.client.uris import parse_control_uri
 from splitarrow.server.auth.access_control import AccessControl, Authenticator
 from splitarrow.server.auth.tickets import TicketSigner
@@ -79,6 +81,69 @@ def test_an_upload_can_be_read_and_dropped(client: Client, table: pa.Table) -> N
     client.drop("new")
     with pytest.raises(errors.NotFoundError, match="'new'"):
         client.info("new")
+
+
+def test_an_upload_replaces_another_only_on_request(client: Client) -> None:
+    first, second = pa.table({"n": [1]}), pa.table({"n": [2]})
+    client.put("twice", first)
+    try:
+        with pytest.raises(errors.RemoteError, match='if_exists="replace", or --replace') as raised:
+            client.put("twice", second)
+        assert raised.value.code == "ALREADY_EXISTS"
+        assert client.read("twice").read_all() == first
+        assert client.put("twice", second, if_exists="replace").rows == 1
+        assert client.read("twice").read_all() == second
+    finally:
+        client.drop("twice")
+    client.put("twice", first)
+    client.drop("twice")
+
+
+def test_an_upload_whose_response_was_lost_can_be_repeated(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_response(*args: Any) -> None:
+        upload_dataset(*args)
+        raise errors.ConnectionLostError("the connection was lost")
+
+    table, other = pa.table({"n": [1]}), pa.table({"n": [2]})
+    for replaced in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr("splitarrow.client.dataset.client.upload_dataset", lose_response)
+            with pytest.raises(errors.ConnectionLostError):
+                client.put("lost", table)
+        if replaced:
+            with connect(client.uri) as another:
+                another.put("lost", other, if_exists="replace")
+        else:
+            assert client.put("lost", table).rows == 1
+        with pytest.raises(errors.RemoteError, match="the dataset exists"):
+            client.put("lost", table)
+        assert client.read("lost").read_all() == (other if replaced else table)
+        client.drop("lost")
+
+
+def test_of_uploads_of_a_new_name_at_the_same_time_exactly_one_succeeds(client: Client) -> None:
+    others, together = pa.table({"n": [0]}), threading.Barrier(4)
+
+    def upload(number: int) -> str:
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from others.to_batches()
+            together.wait(20)  # all have begun
+            yield pa.record_batch({"n": [number]})
+
+        try:
+            client.put("contested", batches())
+        except errors.RemoteError as error:
+            return error.code
+        return "stored"
+
+    with ThreadPoolExecutor(4) as pool:
+        stored = list(pool.map(upload, range(1, 5)))
+    assert sorted(stored) == [*["ALREADY_EXISTS"] * 3, "stored"]
+    found = client.read("contested").read_all()["n"].to_pylist()
+    client.drop("contested")
+    assert found == [0, 1 + stored.index("stored")]
 
 
 @pytest.mark.parametrize("kind", ["reader", "batches", "batch", "capsule", "empty", "none"])

@@ -172,7 +172,7 @@ def test_bodies_are_compressed_as_requested(compression: str | None) -> None:
 def test_a_malformed_response_is_an_error(result: Any) -> None:
     channel: Any = Channel(result)
     with pytest.raises(ProtocolError, match="sent a malformed upload result") as caught:
-        upload_dataset(channel, "d", BATCH.schema, iter([BATCH]))
+        upload_dataset(channel, "d", BATCH.schema, iter([BATCH]), "attempt")
     assert caught.value.stream == "d"
 
 
@@ -180,7 +180,7 @@ def test_a_malformed_response_is_an_error(result: Any) -> None:
 def test_a_response_that_is_no_json_is_an_error(result: Any) -> None:
     channel: Any = Channel(result)
     with pytest.raises(ProtocolError, match="sent a malformed upload result"):
-        upload_dataset(channel, "d", BATCH.schema, iter([BATCH]))
+        upload_dataset(channel, "d", BATCH.schema, iter([BATCH]), "attempt")
 
 
 def test_no_batch_is_read_once_the_upload_has_ended() -> None:
@@ -215,7 +215,7 @@ def test_no_batch_is_read_once_the_upload_has_ended() -> None:
 
 def test_the_response_is_the_result() -> None:
     channel: Any = Channel()
-    result = upload_dataset(channel, "d", BATCH.schema, iter([BATCH]))
+    result = upload_dataset(channel, "d", BATCH.schema, iter([BATCH]), "attempt")
     assert (result.name, result.rows, result.bytes) == ("d", 3, 24)
 
 
@@ -243,7 +243,7 @@ def test_data_that_fails_at_once_cancels_the_call() -> None:
 
     channel: Any = SimpleNamespace(do_put=Started)
     with pytest.raises(ZeroDivisionError):
-        upload_dataset(channel, "d", BATCH.schema, batches())
+        upload_dataset(channel, "d", BATCH.schema, batches(), "attempt")
 
 
 def test_an_interrupted_upload_is_cancelled() -> None:
@@ -254,7 +254,7 @@ def test_an_interrupted_upload_is_cancelled() -> None:
     call = Interrupted(iter([]), lambda: None)
     channel: Any = SimpleNamespace(do_put=lambda messages: call)
     with pytest.raises(KeyboardInterrupt):
-        upload_dataset(channel, "d", BATCH.schema, iter([BATCH]))
+        upload_dataset(channel, "d", BATCH.schema, iter([BATCH]), "attempt")
     assert call.is_cancelled
 
 
@@ -268,7 +268,7 @@ def test_a_refused_upload_raises_the_error_of_the_server() -> None:
         convert_error=lambda error, name: UsageError(f"refused {name}"),
     )
     with pytest.raises(UsageError, match="refused d"):
-        upload_dataset(channel, "d", BATCH.schema, iter([BATCH]))
+        upload_dataset(channel, "d", BATCH.schema, iter([BATCH]), "attempt")
 
 
 @pytest.mark.slow

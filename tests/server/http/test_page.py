@@ -70,7 +70,7 @@ def server(folder: Path) -> Iterator[splitarrow.Server]:
         listen=["tcp://127.0.0.1:0", f"shm://{folder}/s"],
         control="grpc://127.0.0.1:0",
         http="http://127.0.0.1:0",
-        writable=folder,
+        writable=folder / "uploads",
         batch_rows=7,
     ) as server:
         yield server

@@ -11,6 +11,7 @@ import pytest
 
 import splitarrow
 from helpers.http_downloads import Download, Downloader, download
+from helpers.uploads import list_uploads
 from helpers.waiting import wait_until
 from splitarrow.protocol.limits import Limits
 
@@ -149,6 +150,55 @@ def test_a_server_without_a_folder_refuses(tmp_path: Path) -> None:
         found = put(server, "x", encode(TABLE))
         assert found.status == 405
         assert b"--writable" in found.body
+
+
+@pytest.mark.parametrize(
+    ("table", "format"), [(TABLE, "arrow-stream"), (TABLE.select(["n"]), "arrow-file")]
+)
+def test_conditions_decide_what_is_replaced(
+    server: splitarrow.Server, table: pa.Table, format: str
+) -> None:
+    def find_tag(format: str) -> str:
+        path = f"/v1/datasets/x/data?format={format}"
+        return download(server.http_uri or "", path).headers["etag"]
+
+    body, anything = encode(table), '"other", *'
+    refused = put(server, "x", body, If_Match="*")
+    assert (refused.status, b"requires that the dataset exists" in refused.body) == (412, True)
+    assert put(server, "x", body, If_None_Match="*").status == 201
+    for headers in ({"If_None_Match": "*"}, {"If_None_Match": anything}):
+        refused = put(server, "x", body, **headers)
+        assert (refused.status, b"'x': the dataset exists" in refused.body) == (412, True)
+    first = find_tag(format)
+    assert put(server, "x", body, If_None_Match=find_tag("csv")).status == 412
+    assert put(server, "x", body).status == 201  # as PUT does in HTTP
+    for tag in (first, find_tag("csv"), '"other"', ""):
+        refused = put(server, "x", body, If_Match=tag)
+        assert (refused.status, b"format=arrow-file" in refused.body) == (412, True)
+    assert put(server, "x", body, If_Match=f'"other", {find_tag(format)}').status == 201
+    assert put(server, "x", body, If_Match=anything).status == 201
+    assert put(server, "x", body, If_None_Match=first).status == 201
+    assert put(server, "other", body).status == 409
+    assert put(server, "other", body, If_None_Match="*").status == 412
+
+
+def test_a_condition_is_checked_again_at_the_end(server: splitarrow.Server, tmp_path: Path) -> None:
+    body = encode(TABLE)
+    with Downloader(server.http_uri or "") as client:
+        length = str(len(body))
+        client.send(
+            "/v1/datasets/x/data",
+            "PUT",
+            Content_Type=ARROW,
+            Content_Length=length,
+            If_None_Match="*",
+        )
+        client.socket.sendall(body[:5000])
+        wait_until(lambda: list_uploads(tmp_path / "uploads"), "the file of the upload")
+        assert put(server, "x", encode(TABLE.slice(0, 7))).status == 201
+        client.socket.sendall(body[5000:])
+        assert client.read().status == 412
+    assert splitarrow.open(server.uri("x")).read_all().num_rows == 7
 
 
 def test_rights_and_quotas_hold(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,18 +24,18 @@ import pytest
 from pyarrow import flight
 
 from helpers.control_plane import PATH, VARIED, Running, put, running
+from helpers.uploads import find_upload, list_uploads, make_incomplete_path
 from helpers.waiting import wait_until
+from splitarrow.client.connect import connect
 from splitarrow.errors import ConfigError, ExhaustedError, LimitError, RemoteError
 from splitarrow.formats.flight_data import parse_flight_data
 from splitarrow.proto import Flight_pb2 as pb
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
+from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.catalog.catalog import Catalog
+from splitarrow.server.uploads.folder import MARKER
 from splitarrow.server.uploads.quota import Quota
-from splitarrow.server.uploads.store import UploadStore
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+from splitarrow.server.uploads.store import DatasetTarget, UploadStore
 
 
 @pytest.fixture
@@ -59,10 +60,11 @@ def test_an_uploaded_dataset_can_be_read(server: Running, writable: Path, table:
     assert answer == {
         "dataset": "scores",
         "rows": 3000,
-        "bytes": (writable / "scores.arrow").stat().st_size,
+        "bytes": find_upload(writable, "scores.arrow").stat().st_size,
     }
-    assert files(writable) == ["scores.arrow"]
-    assert (writable / "scores.arrow").stat().st_mode & 0o007 == 0  # other users cannot read it
+    assert list_uploads(writable) == ["scores.arrow"]
+    mode = find_upload(writable, "scores.arrow").stat().st_mode
+    assert mode & 0o007 == 0  # other users cannot read it
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
@@ -96,7 +98,7 @@ def test_custom_metadata_of_batches_is_kept(
     server: Running, writable: Path, table: pa.Table
 ) -> None:
     raw_put(server, flight_messages("noted", table, custom_metadata={"key": "value"}))
-    with pa.OSFile(str(writable / "noted.arrow"), "rb") as file:
+    with pa.OSFile(str(find_upload(writable, "noted.arrow")), "rb") as file:
         reader = pa.ipc.open_file(file)
         for index in range(reader.num_record_batches):
             _, metadata = reader.get_batch_with_custom_metadata(index)
@@ -118,14 +120,52 @@ def test_metadata_of_other_applications_is_ignored(server: Running) -> None:
 def test_uploads_survive_a_restart_and_incomplete_ones_do_not(
     writable: Path, table: pa.Table
 ) -> None:
-    (writable / ".upload-left").write_bytes(b"half")
-    (writable / "foreign.txt").write_bytes(b"not ours")
     with running({}, writable=writable) as server, server.client() as client:
         put(client, "grüße 1", table)
+    make_incomplete_path(writable).write_bytes(b"half")
     with running({}, writable=writable) as server, server.client() as client:
         assert client.do_get(flight.Ticket("grüße 1".encode())).read_all() == table
         assert client.list_actions()
-    assert files(writable) == ["foreign.txt", "gr%C3%BC%C3%9Fe%201.arrow"]
+    assert list_uploads(writable) == ["gr%C3%BC%C3%9Fe%201.arrow"]
+
+
+def test_a_stock_client_replaces_an_upload_only_with_a_command(
+    server: Running, table: pa.Table
+) -> None:
+    other = table.slice(0, 10)
+    with server.client() as client:
+        put(client, "x", table)
+        with pytest.raises(pa.ArrowException, match=r"the dataset exists; .* send the command {"):
+            put(client, "x", other)
+        assert client.do_get(flight.Ticket(b"x")).read_all() == table
+        put(client, "x", other, replace=True)
+        assert client.do_get(flight.Ticket(b"x")).read_all() == other
+        put(client, "new", other, replace=True)
+        assert client.do_get(flight.Ticket(b"new")).read_all() == other
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"dataset": "x", "if_exists": "append"},
+        {"dataset": "x", "if_exists": None},
+        {"dataset": "x", "if_exists": ["replace"]},
+        {"dataset": 1, "if_exists": "replace"},
+        {"dataset": "x", "if_exists": "replace", "attempt": 1},
+        {"dataset": "x", "if_exists": "replace", "other": 1},
+        {"if_exists": "replace"},
+    ],
+)
+def test_a_malformed_command_replaces_nothing(
+    server: Running, table: pa.Table, command: dict[str, Any]
+) -> None:
+    descriptor = flight.FlightDescriptor.for_command(json.dumps(command))
+    with server.client() as client:
+        put(client, "x", table)
+        writer, _ = client.do_put(descriptor, table.schema)
+        with pytest.raises(pa.ArrowInvalid, match=r"if_exists|dataset|attempt"):
+            writer.close()
+        assert client.do_get(flight.Ticket(b"x")).read_all() == table
 
 
 def test_running_reads_keep_the_replaced_dataset(server: Running, table: pa.Table) -> None:
@@ -134,7 +174,7 @@ def test_running_reads_keep_the_replaced_dataset(server: Running, table: pa.Tabl
         put(client, "x", old, max_chunksize=100_000)
         reader = client.do_get(flight.Ticket(b"x"))
         batches = [reader.read_chunk().data]
-        put(client, "x", table)
+        put(client, "x", table, replace=True)
         assert client.do_get(flight.Ticket(b"x")).read_all() == table
         assert client.get_schema(PATH("x")).schema == table.schema
         batches += [chunk.data for chunk in reader]
@@ -155,7 +195,7 @@ def test_running_reads_keep_the_dropped_dataset(server: Running, writable: Path)
             client.get_flight_info(PATH("x"))
         with pytest.raises(KeyError, match="no uploaded dataset 'x'"):
             list(client.do_action(flight.Action("drop", b"x")))
-    assert files(writable) == []
+    assert list_uploads(writable) == []
 
 
 def test_configured_datasets_cannot_be_replaced_or_dropped(
@@ -190,7 +230,7 @@ def test_configured_datasets_cannot_be_replaced_or_dropped(
     ],
 )
 def test_names_cannot_be_paths(server: Running, name: str, writable: Path, table: pa.Table) -> None:
-    before = files(writable.parent)
+    before = sorted(writable.parent.iterdir())
     with server.client() as client:
         with pytest.raises(pa.ArrowInvalid, match="name"):
             put(client, name, table)
@@ -198,40 +238,201 @@ def test_names_cannot_be_paths(server: Running, name: str, writable: Path, table
             client.get_flight_info(PATH(name))
         with pytest.raises((KeyError, pa.ArrowInvalid)):
             list(client.do_action(flight.Action("drop", name.encode())))
-    assert files(writable) == []
-    assert files(writable.parent) == before
+    assert list_uploads(writable) == []
+    assert sorted(writable.parent.iterdir()) == before
 
 
-def test_symbolic_links_in_the_directory_are_ignored_and_replaced(
+@pytest.mark.parametrize("kind", ["file", "copy", "hidden", "link", "folder"])
+def test_what_others_put_into_the_folder_is_never_served_replaced_or_removed(
+    writable: Path, arrow_file: Path, table: pa.Table, kind: str
+) -> None:
+    with running({}, writable=writable) as server, server.client() as client:
+        put(client, "x", table.slice(0, 1))
+    own = find_upload(writable, "x.arrow")
+    foreign = (
+        writable
+        / {
+            "file": "y.arrow",
+            "copy": own.name.replace("x", "y", 1),
+            "hidden": ".upload-0123456789abcdef0123456789abcdef",
+            "link": "y.arrow",
+            "folder": "y.published",
+        }[kind]
+    )
+    if kind == "link":
+        foreign.symlink_to(arrow_file)
+    elif kind == "folder":
+        store = VersionStore(foreign)
+        shard = store.write_shard("job", "0.arrow", table.schema, table.to_batches())
+        store.commit("job", table.schema, [shard], append=False)
+    else:
+        foreign.write_bytes(arrow_file.read_bytes())
+
+    def read() -> dict[Path, bytes]:
+        paths = foreign.rglob("*") if foreign.is_dir() else [foreign]
+        return {path: path.read_bytes() for path in paths if path.is_file()}
+
+    before = read()
+    with running({}, writable=writable) as server, server.client() as client:
+        assert server.daemon.catalog.names() == ["x"]
+        for name in ("y", "y.published"):
+            with pytest.raises(KeyError, match="no uploaded dataset"):
+                list(client.do_action(flight.Action("drop", name.encode())))
+        put(client, "y", table.slice(0, 2))
+        with connect(server.uri) as uploader:
+            uploader.put_shard("z", table, job="one", ordinal=0)
+            uploader.publish("z", job="one", ordinals=[0])
+        for name in ("x", "y", "z"):
+            list(client.do_action(flight.Action("drop", name.encode())))
+    assert read() == before
+    assert {path.name for path in writable.iterdir()} == {MARKER, foreign.name}
+
+
+@pytest.mark.parametrize("name", ["mine.arrow", "notes.txt", "d.published"])
+def test_a_folder_with_other_files_is_refused_and_kept(
+    writable: Path, name: str, table: pa.Table
+) -> None:
+    (writable / name).write_bytes(b"mine")
+    with (
+        pytest.raises(ConfigError, match=f"uploads has other files, such as '{name}', and no"),
+        running({}, writable=writable),
+    ):
+        pass
+    assert list(writable.iterdir()) == [writable / name]
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda folder: (folder / "lost+found").mkdir(),
+        lambda folder: (folder / ".cache").mkdir(),
+        lambda folder: (folder / f"{MARKER}.tmp").write_text("half"),  # by a server that was killed
+    ],
+)
+def test_a_folder_without_visible_files_is_marked(
+    writable: Path, table: pa.Table, prepare: Callable[[Path], object]
+) -> None:
+    prepare(writable)
+    before = {path.name for path in writable.iterdir()} - {f"{MARKER}.tmp"}
+    for _ in range(2):
+        with running({}, writable=writable) as server, server.client() as client:
+            put(client, "x", table, replace=True)
+            assert server.daemon.catalog.names() == ["x"]
+    assert list_uploads(writable) == sorted(["x.arrow", *before])
+
+
+def test_the_folder_can_be_a_link_and_a_copy(tmp_path: Path, table: pa.Table) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with running({}, writable=tmp_path / "link") as server, server.client() as client:
+        put(client, "x", table)
+        with (
+            pytest.raises(ConfigError, match="another server uses it"),
+            running({}, writable=tmp_path / "real"),
+        ):
+            pass
+    shutil.copytree(tmp_path / "real", tmp_path / "copy")
+    with running({}, writable=tmp_path / "copy") as server, server.client() as client:
+        assert client.do_get(flight.Ticket(b"x")).read_all() == table
+
+
+def make_old_folder(folder: Path, table: pa.Table) -> None:
+    """Store the uploads "x" and "grüße 1", and the published dataset "d", as version 0.1 did."""
+    with running({}, writable=folder) as server, connect(server.uri) as client:
+        client.put("x", table)
+        client.put("grüße 1", table)
+        client.put_shard("d", table, job="one", ordinal=0)
+        client.publish("d", job="one", ordinals=[0])
+    (folder / MARKER).unlink()
+    for path in list(folder.iterdir()):
+        stem, _, suffix = path.name.rpartition(".")
+        path.rename(folder / f"{stem.rpartition('.')[0]}.{suffix}")
+
+
+def test_the_uploads_of_an_earlier_version_are_kept_and_adopted_on_request(
     writable: Path, arrow_file: Path, table: pa.Table
 ) -> None:
-    other = table.slice(0, 10)
+    make_old_folder(writable, table)
+    (writable / "notes.txt").write_text("mine")
     (writable / "link.arrow").symlink_to(arrow_file)
-    with running({}, writable=writable) as server, server.client() as client:
-        with pytest.raises(KeyError, match="no dataset 'link'"):
-            client.get_flight_info(PATH("link"))
-        put(client, "link", other)
-        assert client.do_get(flight.Ticket(b"link")).read_all() == other
-    assert not (writable / "link.arrow").is_symlink()
-    with pa.OSFile(str(arrow_file), "rb") as file:
-        assert pa.ipc.open_file(file).read_all() == table
+    (writable / "not encoded.arrow").write_bytes(arrow_file.read_bytes())
+    old = list_uploads(writable)
+    with (
+        pytest.raises(ConfigError, match=r"if splitarrow 0\.1 .* write {\"adopt\": true}"),
+        running({}, writable=writable),
+    ):
+        pass
+    assert list_uploads(writable) == old
+    (writable / MARKER).write_text('{"adopt": true}')
+    for _ in range(2):
+        with running({}, writable=writable) as server, connect(server.uri) as client:
+            assert server.daemon.catalog.names() == ["d", "grüße 1", "x"]
+            assert client.read("d").read_all() == client.read("grüße 1").read_all() == table
+        assert "adopt" not in json.loads((writable / MARKER).read_text())
+    (writable / "y.arrow").write_bytes(arrow_file.read_bytes())  # of another program, later
+    with running({}, writable=writable) as server, connect(server.uri) as client:
+        for name in server.daemon.catalog.names():
+            client.drop(name)
+    kept = {MARKER, "link.arrow", "not encoded.arrow", "notes.txt", "y.arrow"}
+    assert {path.name for path in writable.iterdir()} == kept
+
+
+def test_an_adoption_that_was_interrupted_continues(
+    writable: Path, table: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_old_folder(writable, table)
+    (writable / MARKER).write_text('{"adopt": true}')
+    rename, renamed = os.rename, list[Path]()
+
+    def fail_late(source: str, target: Path) -> None:
+        if renamed:
+            raise OSError(errno.EIO, "Input/output error")
+        renamed.append(target)
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("splitarrow.server.uploads.folder.os.rename", fail_late)
+        with (
+            pytest.raises(ConfigError, match=r"cannot use .*: Input/output error"),
+            running({}, writable=writable),
+        ):
+            pass
+    with running({}, writable=writable) as server:
+        assert server.daemon.catalog.names() == ["d", "grüße 1", "x"]
+    assert renamed[0].exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"adopt": false}', '{"key": ""}', '{"key": 1}', '{"key": "zz"}'],
+)
+def test_a_damaged_marker_is_refused(writable: Path, text: str) -> None:
+    (writable / MARKER).write_text(text)
+    with (
+        pytest.raises(ConfigError, match=f"{MARKER} is damaged"),
+        running({}, writable=writable),
+    ):
+        pass
+    assert (writable / MARKER).read_text() == text
 
 
 def test_the_longest_name_is_stored(server: Running, writable: Path, table: pa.Table) -> None:
     with server.client() as client:
-        put(client, "x" * 249, table)
-    assert files(writable) == [f"{'x' * 249}.arrow"]
+        put(client, "x" * 240, table)
+    assert list_uploads(writable) == [f"{'x' * 240}.arrow"]
 
 
-def test_files_that_no_upload_makes_and_broken_ones_are_not_served(
-    writable: Path, arrow_file: Path
-) -> None:
-    data = arrow_file.read_bytes()
-    for name in ("not encoded.arrow", "no-suffix", "last.arrow"):
-        (writable / name).write_bytes(data)
-    (writable / "broken.arrow").write_bytes(b"ARROW1 not really")
-    with running({}, writable=writable) as server:
-        assert list(server.daemon.catalog.names()) == ["last"]
+def test_an_upload_that_cannot_be_read_counts_as_one(writable: Path, table: pa.Table) -> None:
+    with running({}, writable=writable) as server, connect(server.uri) as client:
+        client.put("x", table)
+    broken = find_upload(writable, "x.arrow")
+    broken.write_bytes(b"ARROW1 not really")
+    with running({}, writable=writable) as server, connect(server.uri) as client:
+        assert server.daemon.catalog.names() == []
+        with pytest.raises(RemoteError, match="the dataset exists"):
+            client.put("x", table)
+        client.put("x", table, if_exists="replace")
+        assert client.read("x").read_all() == table
 
 
 @pytest.mark.parametrize(
@@ -270,9 +471,9 @@ def test_an_upload_over_the_quota_is_removed(writable: Path, setting: str) -> No
             pa.ArrowException, match=r"4194304 of 4194304 bytes are available.*'big'"
         ):
             put(client, "big", BIG, max_chunksize=50_000)
-        assert files(writable) == []
+        assert list_uploads(writable) == []
         put(client, "half", BIG.slice(0, 500_000), max_chunksize=50_000)
-        put(client, "half", BIG.slice(0, 1000))
+        put(client, "half", BIG.slice(0, 1000), replace=True)
         assert client.do_get(flight.Ticket(b"half")).read_all() == BIG.slice(0, 1000)
 
 
@@ -298,13 +499,13 @@ def test_the_quota_counts_all_uploads(writable: Path) -> None:
         pytest.raises(pa.ArrowException, match="; 0 of 1048576 bytes are available"),
     ):
         put(client, "one", BIG)
-    assert files(writable) == ["two.arrow"]
+    assert list_uploads(writable) == ["two.arrow"]
 
 
 def test_a_batch_over_the_quota_is_not_written(writable: Path) -> None:
     with (
         closing(UploadStore(writable, Catalog({}), Quota(1 << 20))) as store,
-        store.begin_upload("x", DEFAULT_LIMITS) as upload,
+        store.begin_upload(DatasetTarget("x"), DEFAULT_LIMITS) as upload,
     ):
         schema, *batches = map(parse_flight_data, flight_messages("x", BIG))
         upload.write(schema)
@@ -334,10 +535,10 @@ def test_the_end_of_an_upload_makes_room_for_one(writable: Path, table: pa.Table
     ):
 
         def start(name: str) -> Any:
-            begun = len(files(writable))
+            begun = len(list_uploads(writable))
             writer, answers = client.do_put(PATH(name), table.schema)
             writer.write_table(table)
-            wait_until(lambda: len(files(writable)) > begun, "the file of the upload")
+            wait_until(lambda: len(list_uploads(writable)) > begun, "the file of the upload")
             return writer, answers
 
         (first, answers), (second, _) = start("a"), start("b")
@@ -376,13 +577,13 @@ def test_an_upload_that_sends_too_little_is_ended(
             gate.set()
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert f"the client sent {amount}" in str(raised.value.details())
-        assert files(writable) == []
+        assert list_uploads(writable) == []
         put(client, "other", table)  # the slot and the quota are free
 
 
 def wait_for_a_file(folder: Path) -> None:
     """Wait until an upload has begun: its file is there."""
-    wait_until(lambda: files(folder), "the file of the upload")
+    wait_until(lambda: list_uploads(folder), "the file of the upload")
 
 
 BROKEN = """
@@ -412,7 +613,7 @@ def test_an_upload_of_a_killed_client_is_removed(
         assert process.stdout.readline() == b"sent\n"
         wait_for_a_file(writable)
         process.kill()
-    wait_until(lambda: not files(writable), "the end of the upload")
+    wait_until(lambda: not list_uploads(writable), "the end of the upload")
     with server.client() as client:
         with pytest.raises(KeyError, match="broken"):
             client.get_flight_info(PATH("broken"))
@@ -469,7 +670,7 @@ def test_a_cancelled_upload_is_removed(
         with pytest.raises((grpc.RpcError, ValueError)):
             list(call)
         channel.close()
-        wait_until(lambda: not files(writable), "the end of the upload")
+        wait_until(lambda: not list_uploads(writable), "the end of the upload")
         assert "broken" not in server.daemon.catalog.names()
 
 
@@ -487,12 +688,12 @@ def test_an_upload_must_have_the_declared_rows(
         writer.write_metadata(b'{"rows": 0}')
         with pytest.raises(pa.ArrowInvalid, match="declares 0 rows, but 3000 have arrived"):
             writer.close()
-        assert files(writable) == []
+        assert list_uploads(writable) == []
         writer, _ = client.do_put(PATH("whole"), table.schema)
         writer.write_table(table)
         writer.write_metadata(b'{"rows": 3000}')
         writer.close()
-    assert files(writable) == ["whole.arrow"]
+    assert list_uploads(writable) == ["whole.arrow"]
 
 
 def garbage(kind: str, table: pa.Table) -> Iterator[bytes]:
@@ -546,7 +747,7 @@ def test_malformed_messages_are_refused(
     with pytest.raises(grpc.RpcError) as raised:
         raw_put(server, garbage(kind, table))
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert files(writable) == []
+    assert list_uploads(writable) == []
     assert raw_put(server, flight_messages("good", table)).app_metadata
 
 
@@ -555,7 +756,7 @@ def test_a_message_over_the_size_limit_is_refused(writable: Path) -> None:
         with pytest.raises(grpc.RpcError) as raised:
             raw_put(server, flight_messages("big", BIG))
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert files(writable) == []
+    assert list_uploads(writable) == []
 
 
 def test_a_full_disk_is_reported_and_leaves_no_file(writable: Path) -> None:
@@ -563,7 +764,7 @@ def test_a_full_disk_is_reported_and_leaves_no_file(writable: Path) -> None:
     if not full.exists():
         pytest.skip("there is no /dev/full")
     store = UploadStore(writable, Catalog({}))
-    upload = store.begin_upload("x", DEFAULT_LIMITS)
+    upload = store.begin_upload(DatasetTarget("x"), DEFAULT_LIMITS)
     with full.open("wb") as device:
         os.dup2(device.fileno(), upload._file.fileno())
     schema, *batches = map(parse_flight_data, flight_messages("x", BIG))
@@ -572,14 +773,14 @@ def test_a_full_disk_is_reported_and_leaves_no_file(writable: Path) -> None:
         upload.write(batches[0])
     upload.close()
     store.close()
-    assert files(writable) == []
+    assert list_uploads(writable) == []
 
 
 def test_the_largest_size_of_a_file_is_reported_as_a_full_disk(writable: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with (
         closing(UploadStore(writable, Catalog({}))) as store,
-        store.begin_upload("x", DEFAULT_LIMITS) as upload,
+        store.begin_upload(DatasetTarget("x"), DEFAULT_LIMITS) as upload,
     ):
         schema, *batches = map(parse_flight_data, flight_messages("x", BIG))
         upload.write(schema)
@@ -589,7 +790,7 @@ def test_the_largest_size_of_a_file_is_reported_as_a_full_disk(writable: Path) -
                 upload.write(batches[0])
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert files(writable) == []
+    assert list_uploads(writable) == []
 
 
 @pytest.mark.parametrize("call", ["unlink", "fsync"])
@@ -605,7 +806,7 @@ def test_a_drop_that_the_disk_refuses_leaves_nothing_half_done(
     ):
 
         def upload() -> None:
-            with store.begin_upload("x", DEFAULT_LIMITS) as upload:
+            with store.begin_upload(DatasetTarget("x"), DEFAULT_LIMITS) as upload:
                 for message in flight_messages("x", BIG):
                     upload.write(parse_flight_data(message))
                 upload.finish()
@@ -618,7 +819,7 @@ def test_a_drop_that_the_disk_refuses_leaves_nothing_half_done(
         if call == "unlink":  # it is still there, and can be dropped
             assert catalog.names() == ["x"]
             store.drop("x")
-        assert (catalog.names(), files(writable)) == ([], [])
+        assert (catalog.names(), list_uploads(writable)) == ([], [])
         upload()  # its bytes are free, and so is its name
         assert catalog.names() == ["x"]
 
@@ -628,7 +829,7 @@ def test_an_upload_whose_file_cannot_be_removed_takes_nothing_of_the_quota(
 ) -> None:
     quota = Quota()
     with closing(UploadStore(writable, Catalog({}), quota)) as store:
-        upload = store.begin_upload("x", DEFAULT_LIMITS)
+        upload = store.begin_upload(DatasetTarget("x"), DEFAULT_LIMITS)
         for message in flight_messages("x", BIG):
             upload.write(parse_flight_data(message))
         assert quota._used
@@ -644,7 +845,7 @@ def test_a_batch_and_its_dictionaries_are_decoded_within_one_limit(writable: Pat
     schema, first, second, *_ = map(parse_flight_data, flight_messages("x", pa.table(columns)))
     with (
         closing(UploadStore(writable, Catalog({}))) as store,
-        store.begin_upload("x", limits) as upload,
+        store.begin_upload(DatasetTarget("x"), limits) as upload,
     ):
         upload.write(schema)
         upload.write(first)
@@ -655,7 +856,7 @@ def test_a_batch_and_its_dictionaries_are_decoded_within_one_limit(writable: Pat
 def test_a_dataset_that_was_added_during_an_upload_is_kept(writable: Path, table: pa.Table) -> None:
     catalog = Catalog({})
     with closing(UploadStore(writable, catalog)) as store:
-        with store.begin_upload("x", DEFAULT_LIMITS) as upload:
+        with store.begin_upload(DatasetTarget("x"), DEFAULT_LIMITS) as upload:
             for data in flight_messages("x", table):
                 upload.write(parse_flight_data(data))
             catalog.add("x", table.slice(0, 10))
@@ -663,13 +864,13 @@ def test_a_dataset_that_was_added_during_an_upload_is_kept(writable: Path, table
                 upload.finish()
         assert catalog.lookup("x").rows == 10
     catalog.close()
-    assert files(writable) == []
+    assert list_uploads(writable) == []
 
 
 def test_a_missing_folder_is_created(tmp_path: Path) -> None:
     with running({}, writable=tmp_path / "uploads") as server, server.client() as client:
         put(client, "scores", pa.table({"n": [1]}))
-    assert (tmp_path / "uploads" / "scores.arrow").exists()
+    assert list_uploads(tmp_path / "uploads") == ["scores.arrow"]
 
 
 def test_a_directory_can_be_used_by_one_server_only(writable: Path, tmp_path: Path) -> None:
