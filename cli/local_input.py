@@ -49,7 +49,9 @@ from ..protocol.request import Request
 from ..protocol.tags import BodyType
 from ..server.catalog.catalog import open_dataset
 from ..server.catalog.dataset import Budget, Encoding, ServedDataset, Source
+from ..server.catalog.files.file_types import open_file
 from ..server.catalog.files.origins import map_read_errors
+from ..server.catalog.files.text_files import TextDataset
 from ..server.catalog.selection import open_rows
 
 if TYPE_CHECKING:
@@ -238,13 +240,31 @@ def _collect(message: SourceMessage) -> ReceivedBody:
 
 
 @contextmanager
-def open_local(location: str | Any) -> Generator[ServedDataset]:
-    """Open a dataset while the context lasts."""
+def open_local(
+    location: str | Any, text_schema: pa.Schema | None = None
+) -> Generator[ServedDataset]:
+    """Open a dataset while the context lasts; `text_schema` is that of a file of text."""
     if isinstance(location, str) and not location:
         raise DatasetError("the name of the input is empty")
-    dataset = open_dataset(location, follow_symlinks=True)
+    if text_schema is not None and Path(location).is_file():
+        dataset = open_file(Path(location), text_schema=text_schema)
+    else:
+        dataset = open_dataset(location, follow_symlinks=True)
     with closing(dataset):
+        if text_schema is not None and not isinstance(dataset, TextDataset):
+            raise UsageError(
+                "--schema is for a .csv, .jsonl or .ndjson file, or such text on standard input; "
+                "other inputs have a schema of their own"
+            )
         yield dataset
+
+
+def read_schema(location: str) -> pa.Schema:
+    """Return the schema of a dataset that holds rows."""
+    with open_local(location) as dataset:
+        if is_tensor_content(dataset.schema):
+            raise UsageError(f"--schema {location}: it holds tensors, which have no columns")
+        return dataset.schema
 
 
 def open_selection(
@@ -400,7 +420,9 @@ class StreamInput:
 
 @contextmanager
 def open_standard_input(
-    arguments: dict[str, Any], input_format: InputFormat | None
+    arguments: dict[str, Any],
+    input_format: InputFormat | None,
+    text_schema: pa.Schema | None = None,
 ) -> Generator[Callable[[], Any]]:
     """Open standard input while the context lasts.
 
@@ -416,7 +438,8 @@ def open_standard_input(
     head: bytes = file.peek(8)[:8]
     if not head:
         raise DatasetError(f"{_NAME} is empty")
-    if _is_stream(head) and not arguments.keys() & {"batches", "rows"}:
+    is_read_once = text_schema is None and not arguments.keys() & {"batches", "rows"}
+    if _is_stream(head) and is_read_once:
         yield _open_once(file, arguments)
         return
     suffix = "" if input_format is None else f".{input_format}"
@@ -426,7 +449,7 @@ def open_standard_input(
         path = os.path.join(folder, f"stdin{suffix}")
         with open(path, "wb") as copy:
             shutil.copyfileobj(file, copy, _CHUNK_BYTES)
-        with open_local(path) as dataset:
+        with open_local(path, text_schema) as dataset:
             yield lambda: open_selection(dataset, _NAME, **arguments)
 
 

@@ -103,10 +103,10 @@ def test_json_lines_have_the_values(run: Run, control: str, tmp_path: Path) -> N
             "day": "2026-01-02",
             "price": "1.20",
         },
-        dict.fromkeys(VARIED.schema.names),
+        dict.fromkeys(VARIED.schema.names) | {"x": "NaN"},
     ]
     nested = json.loads((tmp_path / "nested.jsonl").read_text())
-    assert nested == {"list": [1.0, None], "bytes": "/w==", "st": {"a": "ü"}}
+    assert nested == {"list": [1.0, "Infinity"], "bytes": "/w==", "st": {"a": "ü"}}
 
 
 def test_csv_refuses_nested_columns(run: Run, control: str, tmp_path: Path) -> None:

@@ -184,9 +184,11 @@ def compare(table: pa.Table, found: pa.Table, *, is_text: bool = False) -> str:
     pairs = list(zip(convert_to_supported(table).columns, found.columns, strict=True))
     if all(_is_close_to(*each) for each in pairs):
         return "other type"
-    return (
-        "as text" if all(_is_text_of(*each) or _is_close_to(*each) for each in pairs) else "wrong"
-    )
+    return "as text" if all(_is_like(*each) for each in pairs) else "wrong"
+
+
+def _is_like(column: Any, found: Any) -> bool:
+    return _is_text_of(column, found) or _is_close_to(column, found)
 
 
 def _is_close_to(column: Any, found: Any) -> bool:
@@ -215,8 +217,19 @@ def _name_pairs(entries: Any) -> Any:
 
 
 def _is_text_of(column: Any, texts: Any) -> bool:
-    """Return whether a column of text has the values of another one."""
+    """Return whether a column of text, or of lists or structs of it, has the values of another."""
     expected = list_values(column)
+    types = pa.types
+    if types.is_list(column.type) and types.is_list(texts.type):
+        lengths = pc.list_value_length
+        column, texts = column.combine_chunks(), texts.combine_chunks()
+        return lengths(column).equals(lengths(texts)) and _is_like(
+            column.flatten(), texts.flatten()
+        )
+    if types.is_struct(column.type) and types.is_struct(texts.type):
+        return pc.is_valid(column).equals(pc.is_valid(texts)) and all(
+            map(_is_like, column.flatten(), texts.flatten())
+        )
     if not pa.types.is_string(texts.type):
         return False
     if not _holds_text(column.type):  # a null in the only column may be an empty text
@@ -452,9 +465,9 @@ WAYS: dict[str, Write] = {
 # --- the ways back ----------------------------------------------------------------------------
 
 
-def read_ours(path: Path) -> pa.Table:
-    """Read a file as the commands do."""
-    with open_local(str(path)) as dataset, open_selection(dataset, "t") as stream:
+def read_ours(path: Path, schema: pa.Schema | None = None) -> pa.Table:
+    """Read a file as the commands do. `schema` is that of ``--schema``."""
+    with open_local(str(path), schema) as dataset, open_selection(dataset, "t") as stream:
         return pa.Table.from_batches(list(stream), stream.schema)
 
 
@@ -575,12 +588,21 @@ READERS: dict[str, Reader] = {
 
 
 def judge(name: str, table: pa.Table, path: Path, *, others: bool = True) -> str:
-    """Return the outcome of a written file: that of `compare`, or what is wrong."""
+    """Return the outcome of a written file: that of `compare`, or what is wrong.
+
+    Text is also read with the schema of the table. Then it has to have its types and values.
+    """
+    is_text = path.suffix in (".csv", ".jsonl")
     try:
-        outcome = compare(table, read_ours(path), is_text=path.suffix in (".csv", ".jsonl"))
+        if is_text:
+            typed = compare(convert_to_supported(table), read_ours(path, table.schema))
+            if typed != "yes":
+                return f"{typed} with the schema"
+        if is_text and not path.stat().st_size:
+            return "yes"  # only the schema names the columns
+        outcome = compare(table, read_ours(path), is_text=is_text)
     except SplitArrowError as error:
-        is_empty = path.suffix in (".csv", ".jsonl") and not path.stat().st_size
-        return "refused" if is_empty and not table.num_rows else f"wrong: {error}"
+        return f"wrong: {error}"
     if outcome != "wrong" and others:
         found = check_others(path, name, table)
         return outcome if found in ("yes", "lacks") else f"wrong for others: {found}"

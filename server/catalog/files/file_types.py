@@ -5,6 +5,9 @@ from __future__ import annotations
 import stat
 from contextlib import closing
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
 
 from ....errors import DatasetError, ProtocolError
 from ....formats.arrow.file import MAGIC
@@ -18,7 +21,7 @@ from .orc import OrcDataset
 from .origins import FileOrigin, LocalOrigin
 from .parquet import ParquetDataset
 from .tensor_files import NpyDataset, TensorFileDataset
-from .text_files import CsvDataset, JsonLinesDataset
+from .text_files import CsvDataset, JsonLinesDataset, TextDataset
 from .vortex import VortexFileDataset, VortexStreamDataset, is_vortex_stream
 
 SUPPORTED_TYPES = (
@@ -46,9 +49,13 @@ _MAX_SCHEMA_BYTES = 16 << 20
 
 
 def open_file(
-    source: Path | FileOrigin, *, keep_index: bool = True, refuse_writers: bool = True
+    source: Path | FileOrigin,
+    *,
+    keep_index: bool = True,
+    refuse_writers: bool = True,
+    text_schema: pa.Schema | None = None,
 ) -> FileDataset:
-    """Return the dataset in a file.
+    """Return the dataset in a file; `text_schema` is that of CSV or JSON Lines.
 
     Raises `DatasetError` if the file does not exist, cannot be read, or has an unsupported type, or
     if it is open for writing.
@@ -57,8 +64,15 @@ def open_file(
     if isinstance(origin.path, Path):
         _check_regular(origin.path)
     with closing(origin.open(refuse_writers=refuse_writers)) as file:
-        dataset_type = _detect_type(origin, file)
-        return dataset_type(origin, keep_index=keep_index, refuse_writers=refuse_writers, file=file)
+        suffix = PurePosixPath(origin.name).suffix.lower()
+        if not file.size and text_schema is not None and suffix in _SUFFIXES:
+            dataset_type = _SUFFIXES[suffix]  # no rows of JSON Lines
+        else:
+            dataset_type = _detect_type(origin, file)
+        options: dict[str, Any] = {"keep_index": keep_index, "refuse_writers": refuse_writers}
+        if text_schema is not None and issubclass(dataset_type, TextDataset):
+            options["text_schema"] = text_schema
+        return dataset_type(origin, **options, file=file)
 
 
 def _check_regular(path: Path) -> None:

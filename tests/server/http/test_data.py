@@ -224,7 +224,7 @@ def test_dictionaries_and_nested_columns_arrive(tmp_path: Path) -> None:
         assert b"replaces one; request the format arrow-stream" in refused.body
         refused = download(uri_of(server), "/v1/datasets/replaced/data?format=csv")
         assert refused.status == 400
-        assert b"a CSV file cannot store this data" in refused.body
+        assert b"a CSV file cannot store the column 'l'" in refused.body
 
 
 def test_what_a_format_cannot_store_is_a_bad_request() -> None:

@@ -1,4 +1,4 @@
-"""CSV, JSON Lines and ORC files are served with the values that pyarrow reads from them."""
+"""CSV, JSON Lines and ORC files are served with all of their values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from pyarrow import orc
 
 import splitarrow
+from helpers.round_trips import read_ours
 from splitarrow.errors import DatasetError
 from splitarrow.server.catalog.files import text_files
 
@@ -69,6 +70,25 @@ def test_orc(tmp_path: Path) -> None:
     found = served(path)
     assert found["all"] == table
     assert found["some"].to_pydict() == {"delay": [70], "carrier": ["AA"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("a.csv", 'a,b\n"x\n",1\n3\n', "line 4 has 1 values, and the first line has 2 names"),
+        ("a.csv", "\n\n", "it has no line with the names of the columns"),
+        ("a.jsonl", '{"a": 1e999}\n{"a": 1, "a": 2}\n', "line 2: the key 'a' is repeated"),
+        ("a.jsonl", '{"a": 18446744073709551615}\n{"a": "x"}\n', "'a' has values of different"),
+        ("a.jsonl", f'{{"a": {"[" * 2000}{"]" * 2000}}}\n', "its values are nested too deeply"),
+        ("a.jsonl", "{}\n", "its rows have no columns"),
+    ],
+)
+def test_an_error_names_the_line_or_column(
+    tmp_path: Path, name: str, text: str, error: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DatasetError, match=error):
+        read_ours(tmp_path / name)
 
 
 @pytest.mark.parametrize(
