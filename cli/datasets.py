@@ -39,6 +39,7 @@ from .formatting import (
     format_number,
     format_rate,
 )
+from .inputs import TextSchema
 from .terminal import (
     TransferProgress,
     make_console,
@@ -55,16 +56,21 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_upload(path: Path) -> Generator[tuple[pa.Schema, Iterable[pa.RecordBatch], int | None]]:
+def open_upload(
+    path: Path, text_schema: str | None = None
+) -> Generator[tuple[pa.Schema, Iterable[pa.RecordBatch], int | None]]:
     """Open a file; return its schema, its batches, and its rows, if the format stores them.
+
+    `text_schema` names the file with the schema of text.
 
     Raises `DatasetError` if the format is unknown or the file cannot be read, also while its
     batches are read.
     """
     from ..formats.arrow.tensors.labels import is_tensor_content
-    from .local_input import open_local, open_selection
+    from .local_input import open_local, open_selection, read_schema
 
-    with open_local(str(path)) as dataset:
+    given = None if text_schema is None else read_schema(text_schema)
+    with open_local(str(path), given) as dataset:
         if is_tensor_content(dataset.schema):
             raise DatasetError(
                 f"{path} holds tensors, which cannot be uploaded; name the file as a dataset of "
@@ -247,6 +253,7 @@ def put(
             metavar="FILE",
         ),
     ],
+    text_schema: TextSchema = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the dataset if it was uploaded before.")
     ] = False,
@@ -265,7 +272,7 @@ def put(
     started = time.perf_counter()
     with (
         raise_on_signals(),
-        open_upload(file) as (schema, batches, rows),
+        open_upload(file, text_schema) as (schema, batches, rows),
         open_single_client(uri, token, connect_timeout) as client,
         TransferProgress(name, rows, enabled=not quiet) as progress,
     ):

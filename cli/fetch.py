@@ -26,11 +26,11 @@ from .exit_status import raise_on_signals
 from .formatting import escape_text, format_count, format_duration, format_rate
 from .inputs import (
     Input,
-    InputFormat,
     control_source,
     data_source,
     http_source,
     open_input,
+    parse_text,
     query_source,
 )
 from .options import flag, option, with_arguments
@@ -337,12 +337,11 @@ OutputCompression = Annotated[
 
 
 @with_tls_options
-@with_arguments(parse_selection, parse_reading)
+@with_arguments(parse_text, parse_selection, parse_reading)
 def convert(
     input: Input,
     output: ConvertOutput,
     output_format: OutputFormat = None,
-    input_format: InputFormat = None,
     *,
     arguments: dict[str, Any],
     endianness: Endianness = None,
@@ -383,7 +382,7 @@ def convert(
     messages = Form(endianness, metadata_version, compression)
     text = None if output_format == "arrows" else output_format
     form = OutputForm(text, messages, legacy=is_legacy)
-    source = open_input(input, arguments, token, input_format, quiet=quiet)
+    source = open_input(input, arguments, token, quiet=quiet)
     run_transfer(source, output, form, arguments, quiet=quiet, as_json=as_json)
 
 

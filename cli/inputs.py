@@ -22,6 +22,7 @@ from ..errors import UriError, UsageError
 from . import completion
 from .connection import check_control_plane, connect_first, locate, open_client, resolve_token
 from .options import option
+from .selection import leave_out_absent
 from .terminal import is_terminal
 
 Source = tuple[str, int | None, Callable[[], Any]]
@@ -105,6 +106,20 @@ InputFormat = Annotated[
         default="jsonl if it begins with {",
     ),
 ]
+TextSchema = Annotated[
+    str | None,
+    option(
+        "--schema",
+        help="Read CSV or JSON Lines with the schema of this file or folder.",
+        default="the types that the text fits",
+        metavar="FILE",
+    ),
+]
+
+
+def parse_text(input_format: InputFormat = None, text_schema: TextSchema = None) -> dict[str, Any]:
+    """Return the arguments of `open_input` that describe text."""
+    return leave_out_absent(input_format=input_format, text_schema=text_schema)
 
 
 @contextmanager
@@ -112,17 +127,22 @@ def open_input(
     location: str,
     arguments: dict[str, Any],
     token: str | None = None,
-    input_format: Literal["csv", "jsonl"] | None = None,
     *,
     quiet: bool = False,
 ) -> Generator[Source]:
     """Find an input, and keep what it needs open while the context lasts.
 
-    `arguments` are those of `splitarrow.open`.
+    `arguments` are those of `splitarrow.open` and `parse_text`.
     """
+    arguments = dict(arguments)
+    input_format = arguments.pop("input_format", None)
+    text_schema = arguments.pop("text_schema", None)
     if input_format is not None and location != "-":
         raise UsageError("--input-format is for standard input; the name of a file has a suffix")
     is_local = location == "-" or Path(location).exists()
+    is_remote = is_control_uri(location) or is_http_uri(location) or _is_data_uri(location)
+    if text_schema is not None and is_remote and not is_local:
+        raise UsageError(f"--schema is for a file of text or standard input, not {location}")
     if not is_local and is_control_uri(location):
         address, name = locate(location, None, "convert")
         with control_source(address, name, token, arguments, quiet=quiet) as source:
@@ -137,15 +157,22 @@ def open_input(
         with data_source([location], None, arguments) as source:
             yield source
         return
-    from .local_input import open_local, open_selection, open_standard_input, shorten_location
+    from .local_input import (
+        open_local,
+        open_selection,
+        open_standard_input,
+        read_schema,
+        shorten_location,
+    )
 
     for name in ("connect_timeout", "stall_timeout"):
         arguments.pop(name)
+    schema = None if text_schema is None else read_schema(text_schema)
     if location == "-":
-        with open_standard_input(arguments, input_format) as open_stream:
+        with open_standard_input(arguments, input_format, schema) as open_stream:
             yield "standard input", None, open_stream
         return
-    with open_local(location) as dataset:
+    with open_local(location, schema) as dataset:
         rows = dataset.rows if not quiet and is_terminal(sys.stderr) else None
         open_part = partial(open_selection, dataset, location, **arguments)
         yield shorten_location(location), rows, open_part

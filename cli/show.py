@@ -14,7 +14,7 @@ from ..formats.text import format_bytes
 from .connection import AsJson, Quiet, Token, with_tls_options
 from .exit_status import raise_on_signals
 from .formatting import escape_text, format_count, format_number, shorten
-from .inputs import Input, InputFormat, open_input
+from .inputs import Input, open_input, parse_text
 from .options import option, with_arguments
 from .selection import (
     count_expected_rows,
@@ -40,11 +40,10 @@ RowFormat = Annotated[
 
 
 @with_tls_options
-@with_arguments(parse_selection, parse_reading)
+@with_arguments(parse_text, parse_selection, parse_reading)
 def cat(
     input: Input,
     format: RowFormat = "table",
-    input_format: InputFormat = None,
     *,
     arguments: dict[str, Any],
     token: Token = None,
@@ -54,7 +53,7 @@ def cat(
     [dim]splitarrow cat trips.arrow --format jsonl | jq .fare[/dim]
     """
     require_validation(arguments)
-    source = open_input(input, arguments, token, input_format, quiet=True)
+    source = open_input(input, arguments, token, quiet=True)
     show_rows(source, format)
 
 
@@ -85,12 +84,11 @@ Count = Annotated[
 
 
 @with_tls_options
-@with_arguments(parse_selection, parse_reading, without=("limit",))
+@with_arguments(parse_text, parse_selection, parse_reading, without=("limit",))
 def head(
     input: Input,
     count: Count = 10,
     format: RowFormat = "table",
-    input_format: InputFormat = None,
     *,
     arguments: dict[str, Any],
     token: Token = None,
@@ -101,15 +99,14 @@ def head(
 
     [dim]splitarrow head grpc://host:8815/trips -n 100 --format csv[/dim]
     """
-    source = open_input(input, arguments | {"limit": count}, token, input_format, quiet=True)
+    source = open_input(input, arguments | {"limit": count}, token, quiet=True)
     show_rows(source, format)
 
 
 @with_tls_options
-@with_arguments(parse_reading, without=("validate",))
+@with_arguments(parse_text, parse_reading, without=("validate",))
 def schema(
     input: Input,
-    input_format: InputFormat = None,
     *,
     arguments: dict[str, Any],
     token: Token = None,
@@ -122,7 +119,7 @@ def schema(
 
     [dim]splitarrow schema trips.arrow[/dim]
     """
-    source = open_input(input, arguments, token, input_format, quiet=True)
+    source = open_input(input, arguments, token, quiet=True)
     with raise_on_signals(), source as (name, _, open_stream), open_stream() as stream:
         from ..formats.arrow.schema_description import describe_schema
         from ..formats.arrow.tensors.labels import is_tensor_content
@@ -181,10 +178,9 @@ def _add_pairs(tree: Any, pairs: Mapping[str, str], heading: str | None) -> None
 
 
 @with_tls_options
-@with_arguments(parse_selection, parse_reading)
+@with_arguments(parse_text, parse_selection, parse_reading)
 def stats(
     input: Input,
-    input_format: InputFormat = None,
     *,
     arguments: dict[str, Any],
     token: Token = None,
@@ -198,7 +194,7 @@ def stats(
 
     [dim]splitarrow stats trips.parquet --columns fare,tip[/dim]
     """
-    source = open_input(input, arguments, token, input_format, quiet=quiet)
+    source = open_input(input, arguments, token, quiet=quiet)
     with raise_on_signals(), source as (name, row_count, open_stream):
         from ..formats.arrow.supported_types import SupportedTypes
         from ..formats.arrow.tensors.labels import is_tensor_content

@@ -166,6 +166,59 @@ def test_numbers_that_json_lacks_are_text(run: Run, tmp_path: Path) -> None:
     assert lines == ['{"n": 1.5}', *(f'{{"n": "{text}"}}' for text in texts)]
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_a_schema_gives_text_its_types(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    columns = {
+        "n": pa.array([1, None, 3], pa.uint8()),
+        "d": pa.array([2_999_999, None, 0], pa.date32()),
+        "s": ["007", "", None],
+    }
+    table = pa.table(columns)
+    write_file(tmp_path / "t.arrow", table)
+    assert run("convert", "t.arrow", name).returncode == 0
+    assert run("convert", name, "back.arrow", "--schema", "t.arrow").returncode == 0
+    with pa.ipc.open_file(str(tmp_path / "back.arrow")) as opened:
+        assert opened.read_all() == table
+    if name == "t.csv":
+        text = (tmp_path / name).read_text()
+        assert text == '"n","d","s"\n1,10183-09-20,"007"\n,,""\n3,1970-01-01,\n'
+        with (tmp_path / name).open() as file:
+            monkeypatch.setattr("sys.stdin", file)
+            assert run("convert", "-", "again.csv", "--schema", "t.arrow").returncode == 0
+        assert (tmp_path / "again.csv").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("schema", "error"),
+    [
+        ({"n": pa.int8()}, "line 3: \"300\" in the column 'n' is not of the type int8"),
+        ({"n": pa.date32()}, "line 2: \"1\" in the column 'n' is not of the type date32[day]"),
+        ({"n": pa.list_(pa.int8())}, "it cannot have the column 'n' with the type list"),
+        ({"n": pa.int64(), "m": pa.int64()}, "it has no column 'm', which the schema has"),
+        ({"m": pa.int64()}, "it has no column 'm', which the schema has"),
+        ({}, "the schema has no column 'n', which the file has"),
+    ],
+)
+def test_text_that_does_not_fit_a_schema_is_an_error(
+    run: Run, tmp_path: Path, schema: dict[str, Any], error: str
+) -> None:
+    write_file(tmp_path / "t.arrow", pa.schema(schema).empty_table())
+    (tmp_path / "t.csv").write_text("n\n1\n300\n")
+    done = run("cat", "t.csv", "--schema", "t.arrow")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith(f"cannot read t.csv as a CSV file: {error}\n"), done.stderr
+
+
+def test_a_schema_is_for_text(run: Run, tmp_path: Path) -> None:
+    write_file(tmp_path / "t.arrow", pa.table({"n": [1]}))
+    for location in ("t.arrow", "grpc://127.0.0.1:1/t"):
+        done = run("cat", location, "--schema", "t.arrow")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "--schema is for a " in done.stderr
+
+
 def test_a_dictionary_that_is_sent_again_is_written_once(run: Run, tmp_path: Path) -> None:
     words = encoded(pa.array(["a", "b"]), 0, 1, None)
     for number in range(3):
