@@ -32,6 +32,7 @@ from ..protocol.request import Span
 from ..protocol.uri import DataUri
 from ..transport.grpc_usage import GRPC_USAGE
 from ..transport.tls_options import TlsOptions
+from .record_batches import find_plain_type
 
 if TYPE_CHECKING:
     from ..client.dataset.dataset import DatasetStream
@@ -287,7 +288,8 @@ def _find_categories(
     fields = {field.name: field for field in schema if pa.types.is_dictionary(field.type)}
     if unknown := given.keys() - fields.keys():
         raise UsageError(f"categories has {', '.join(sorted(unknown))}: not a dictionary column")
-    found = {name: pa.array(values, fields[name].type.value_type) for name, values in given.items()}
+    types = {name: find_plain_type(field.type.value_type) for name, field in fields.items()}
+    found = {name: _make_categories(name, values, types[name]) for name, values in given.items()}
     missing = tuple(name for name in fields if name not in found)
     if missing:
         first_batches = replace(selection, columns=missing, filter=None)
@@ -298,9 +300,16 @@ def _find_categories(
         for name in missing:
             chunks: Any = [chunk for table in tables for chunk in table[name].chunks]
             dictionaries = [chunk.dictionary for chunk in chunks]
-            values = pa.chunked_array(dictionaries, fields[name].type.value_type)
+            values = pa.chunked_array(dictionaries, fields[name].type.value_type).cast(types[name])
             found[name] = values.unique().drop_null()
     return found
+
+
+def _make_categories(name: str, values: Sequence[Any], kind: Any) -> Any:
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"categories[{name!r}] has values that are not {kind}: {error}") from None
 
 
 _PROGRAM = """

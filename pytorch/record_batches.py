@@ -35,21 +35,35 @@ def with_plain_types(batch: pa.RecordBatch) -> pa.RecordBatch:
     for index, field in enumerate(batch.schema):
         array: Any = batch.column(index)
         if pa.types.is_run_end_encoded(array.type):
-            array = _compute.run_end_decode(array)
-        kind = _find_plain_type(array.type)
-        array = array if kind == array.type else array.cast(kind)
+            array = decode_runs(array)
+        array = with_plain_type(array)
         if array.type != field.type:
             batch = batch.set_column(index, field.with_type(array.type), array)
     return batch
 
 
-def _find_plain_type(kind: Any) -> Any:
+def with_plain_type(array: Any) -> Any:
+    """Return an array or a chunked array without views of texts and binary values."""
+    kind = find_plain_type(array.type)
+    return array if kind == array.type else array.cast(kind)
+
+
+def decode_runs(array: Any) -> Any:
+    """Return a run-end encoded array as an array of its values."""
+    values = with_plain_type(array.values)
+    runs = pa.RunEndEncodedArray.from_arrays(array.run_ends, values)
+    return _compute.run_end_decode(runs.slice(array.offset, len(array)))
+
+
+def find_plain_type(kind: Any) -> Any:
     """Return the type that holds the same values without views of texts and binary values."""
     types = pa.types
     if types.is_string_view(kind):
         return pa.large_string()
     if types.is_binary_view(kind):
         return pa.large_binary()
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, find_plain_type(kind.value_type), kind.ordered)
     if types.is_list(kind) or types.is_large_list(kind):
         make: Any = pa.list_ if types.is_list(kind) else pa.large_list
         return make(_find_plain_field(kind.value_field))
@@ -59,4 +73,4 @@ def _find_plain_type(kind: Any) -> Any:
 
 
 def _find_plain_field(field: Any) -> Any:
-    return field.with_type(_find_plain_type(field.type))
+    return field.with_type(find_plain_type(field.type))

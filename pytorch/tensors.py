@@ -19,6 +19,7 @@ from ..formats.arrow.message import parse_prefix
 from ..formats.arrow.schema import find_schema
 from .decoding import FINDERS, decode_audio, decode_images
 from .plan import Categories
+from .record_batches import decode_runs, with_plain_type
 
 
 def _import_torch() -> Any:
@@ -207,7 +208,7 @@ class _Converter:
 
         `level` is the number of lists around the values whose offsets have the name of the column.
         """
-        name = field.name
+        name, array = field.name, with_plain_type(array)
         if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
             array = array.dictionary_decode().dictionary_encode()  # nulls of the indices alone
         if array.null_count and self._options.on_null == "error":
@@ -227,9 +228,6 @@ class _Converter:
         types = pa.types
         if types.is_dictionary(kind):
             yield name, self._codes(name, array)
-        elif types.is_string_view(kind) or types.is_binary_view(kind):
-            wide = pa.large_string() if types.is_string_view(kind) else pa.large_binary()
-            yield from self._texts(name, array.cast(wide), level)
         elif _is_text(kind):
             yield from self._texts(name, array, level)
         elif types.is_list(kind) or types.is_large_list(kind):
@@ -238,7 +236,7 @@ class _Converter:
             for index, child in enumerate(array.flatten()):
                 yield from self.convert(prefix_field(name, kind.field(index)), child)
         elif types.is_run_end_encoded(kind):
-            yield from self._values(name, _compute.run_end_decode(array), level)
+            yield from self._values(name, decode_runs(array), level)
         elif isinstance(kind, pa.FixedShapeTensorType):
             yield name, reshape_tensors(_fixed(name, array.storage, self._options), kind)
         elif isinstance(kind, pa.BaseExtensionType):

@@ -149,7 +149,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"version_store"},
     ],
     "pytorch": [
-        {"decoding", "order", "plan", "record_batches"},
+        {"decoding", "order", "record_batches"},
+        {"plan"},
         {"announcement", "mixing", "position", "tensors"},
         {"device_tensors", "mapped_tensors", "metrics"},
         {"blocks", "shared_batch"},

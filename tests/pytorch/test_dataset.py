@@ -21,7 +21,7 @@ from helpers.files import write_file, write_parquet, write_shards, write_stream
 from helpers.waiting import wait_until
 from splitarrow import errors
 from splitarrow.client.cluster.publication import publish_shards
-from splitarrow.pytorch import StreamDataset
+from splitarrow.pytorch import MapDataset, Mixture, StreamDataset
 from splitarrow.testing import Daemon
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("plans_in_this_process")]
@@ -170,14 +170,15 @@ def test_other_ranks_and_batches_continue(server: Daemon) -> None:
         for last in (False, False, True):
             ranks, rows = choose.choice([1, 2, 3, 8]), choose.choice([32, 50, 64])
             states: list[Any] = []
-            steps = choose.randrange(12)
+            left = (ROWS - len(delivered)) // (ranks * rows)
+            steps = choose.randrange(min(12, max(1, left)))  # after the end, an epoch would begin
             for rank in range(ranks):
                 options: dict[str, Any] = {"rank": rank, "world_size": ranks, "batch_rows": rows}
                 dataset = open_dataset(server, shuffle=True, even="uneven", **options)
                 if state is not None:
                     dataset.load_state_dict(state)
-                iterator = iter(dataset)
-                for _ in range(len(dataset) if last else min(steps, len(dataset))):
+                length, iterator = len(dataset), iter(dataset)
+                for _ in range(length if last else min(steps, length)):
                     delivered += next(iterator)["n"].tolist()
                 iterator.close()
                 states.append(dataset.state_dict(steps))
@@ -339,6 +340,44 @@ def test_a_dataset_that_can_be_read_once_is_refused() -> None:
     server = splitarrow.serve({"once": reader}, control="grpc://127.0.0.1:0")
     with server, pytest.raises(errors.RemoteError, match="no random access"):
         StreamDataset(str(server.control_uri), "once")
+
+
+@pytest.mark.parametrize("view", [pa.string_view(), pa.binary_view()])
+def test_dictionaries_of_views_are_those_of_texts(view: Any) -> None:
+    is_text = view == pa.string_view()
+    kinds = [view, pa.large_string() if is_text else pa.large_binary()]
+    words: Any = ["a", "a word that is out of line", "c"]
+    words = words if is_text else [word.encode() for word in words]
+    codes = [pa.array(each, pa.uint8()) for each in ([0, 1, None, 2], [2, 0])]
+    tables: dict[str, pa.Table] = {}
+    for name, kind in zip(("views", "plain"), kinds, strict=True):
+        values = pa.array(words, kind)
+        columns: Any = [pa.DictionaryArray.from_arrays(each, values) for each in codes]
+        tables[name] = pa.table({"word": pa.chunked_array(columns)})
+    with splitarrow.serve(tables, control="grpc://127.0.0.1:0") as server:
+        uri = str(server.control_uri)
+
+        def open_one(name: str, **options: Any) -> StreamDataset:
+            settings: dict[str, Any] = {"batch_rows": 5, "on_null": "mask"}
+            return StreamDataset(uri, name, **settings, **options)
+
+        choices: list[dict[str, Any]] = [
+            {},
+            {"threads": 1, "shuffle": True},
+            {"transform": lambda batch: batch},
+            {"on_error": "skip"},
+            {"categories": {"word": words[::-1]}},
+        ]
+
+        def read(name: str) -> list[Any]:
+            datasets: list[Any] = [open_one(name, **each) for each in choices]
+            assert datasets[0].categories == {"word": words}
+            datasets.append(Mixture([(open_one(name), 1)]))
+            datasets.append([MapDataset(uri, name, on_null="mask").rows([5, 1, 2])])
+            batches = [batch for dataset in datasets for batch in dataset]
+            return [{key: each.tolist() for key, each in batch.items()} for batch in batches]
+
+        assert read("views") == read("plain")
 
 
 class CountingMemory:

@@ -10,12 +10,22 @@ import pytest
 from splitarrow.pytorch.record_batches import join_batches, plain_schema, take_rows
 
 TEXTS = ["a", None, "long enough to be out of line", "d"]
+CODES = pa.array([0, None, 1, 0], pa.int8())
 ARRAYS: dict[str, Any] = {
     "views": pa.array(TEXTS, pa.string_view()),
     "binary views": pa.array([b"a", None, b"c", b"d"], pa.binary_view()),
     "runs": pa.RunEndEncodedArray.from_arrays(pa.array([3, 4], pa.int32()), pa.array([7, 8])),
     "views in lists": pa.array([[text] for text in TEXTS], pa.list_(pa.string_view())),
     "dictionary": pa.array(TEXTS).dictionary_encode(),
+    "dictionary of views": pa.DictionaryArray.from_arrays(
+        CODES, pa.array(["a", "b"], pa.string_view())
+    ),
+    "dictionary of binary views": pa.DictionaryArray.from_arrays(
+        CODES, pa.array([b"a", b"b"], pa.binary_view())
+    ),
+    "runs of views": pa.RunEndEncodedArray.from_arrays(
+        pa.array([3, 4], pa.int32()), pa.array(TEXTS[1:3], pa.string_view())
+    ),
     "numbers": pa.array([1, None, 3, 4]),
 }
 
