@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast, get_args
 
 from ..errors import SplitArrowError, UsageError
 
@@ -58,6 +58,21 @@ def check_texts(name: str, value: Any) -> dict[str, str]:
         check_text(f"a key in {name}", key): check_text(f"a value in {name}", each)
         for key, each in items
     }
+
+
+def check_choice(name: str, value: Any, choices: Any) -> Any:
+    """Return a value that is one of the texts of a `Literal` or an iterable."""
+    texts: Any = get_args(choices) or choices
+    if not isinstance(value, str) or value not in texts:
+        refuse(name, value, ", ".join(texts))
+    return value
+
+
+def check_function(name: str, value: Any) -> Any:
+    """Return a function or None."""
+    if value is not None and not callable(value):
+        refuse(name, value, "a function, or None")
+    return value
 
 
 def check_path(name: str, value: Any) -> str:

@@ -12,12 +12,13 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import dropwhile, islice
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
 
-from ..errors import UsageError
+from ..errors import SplitArrowError, UsageError
+from ..formats.arguments import check_choice, check_integer, list_items, refuse
 from .bad_rows import ErrorLog, OnError
 from .blocks import BatchPlan, BlockReader, BlockSource, Rows
 from .device_tensors import move
@@ -50,9 +51,10 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
         raise UsageError("rank and world_size belong together; pass both or neither")
     if rank is None or world_size is None:
         rank, world_size = _detect_rank()
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank is {rank}; expected 0 to {world_size - 1} for {world_size} ranks")
-    return rank, world_size
+    world_size = check_integer("world_size", world_size, 1)
+    if check_integer("rank", rank, 0) >= world_size:
+        refuse("rank", rank, f"0 to {world_size - 1} for {world_size} ranks")
+    return int(rank), world_size
 
 
 def _detect_rank() -> tuple[int, int]:
@@ -127,12 +129,8 @@ class BatchOptions:
     """The number of rows that may be left out."""
 
     def __post_init__(self) -> None:
-        if self.on_error not in get_args(OnError):
-            raise UsageError(
-                f"on_error is {self.on_error!r}; expected {', '.join(get_args(OnError))}"
-            )
-        if self.max_errors < 1:
-            raise UsageError(f"max_errors is {self.max_errors}; expected 1 or more")
+        check_choice("on_error", self.on_error, OnError)
+        check_integer("max_errors", self.max_errors, 1)
 
     @property
     def step_rows(self) -> int:
@@ -150,6 +148,86 @@ class BatchOptions:
             return self.collate(tensors)
 
 
+_FLAGS = 1024
+"""The workers that two iterations with the same random seed can have."""
+
+
+class SharedEpoch:
+    """The epoch, and the iteration that uses a loaded position, in memory that processes share.
+
+    A loader starts new workers for each iteration, which know nothing of earlier ones. All workers
+    of one iteration use the position, and later iterations do not.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = torch.zeros(3, dtype=torch.int64)
+        """The epoch, the number of loads, and what identifies the iteration that uses the position:
+        0 if none has begun, 1 without workers, or a negative number."""
+        self._has_begun = torch.zeros(_FLAGS, dtype=torch.bool)
+        """Which workers of that iteration have begun."""
+        self._flags = torch.zeros(2, dtype=torch.bool)
+        """Whether `set_epoch` chose the epoch, and whether the last iteration used the position."""
+        self._share()
+
+    def _share(self) -> None:
+        for each in (self._numbers, self._has_begun, self._flags):
+            each.share_memory_()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share()  # only the pickler of processes keeps memory shared
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch."""
+        return int(self._numbers[0])
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether `set_epoch` chose the epoch."""
+        return bool(self._flags[0])
+
+    def set(self, epoch: int, *, is_chosen: bool) -> None:
+        """Set the epoch."""
+        self._numbers[0] = epoch
+        self._flags[0] |= is_chosen
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the next iteration uses the loaded position."""
+        return not self._numbers[2]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the last iteration used the loaded position, or the next one does."""
+        return self.is_pending or bool(self._flags[1])
+
+    def load(self) -> int:
+        """Let the next iteration use a new position, and return the number of loads."""
+        self._has_begun.zero_()
+        self._numbers[2] = 0
+        self._numbers[1] += 1
+        return int(self._numbers[1])
+
+    def is_last(self, load: int) -> bool:
+        """Return whether no position was loaded after one, also by another process."""
+        return load == self._numbers[1]
+
+    def begin(self, worker: Any, load: int) -> bool:
+        """Begin an iteration, and return whether it uses the position of a load."""
+        if not self.is_last(load):
+            return False
+        # The workers of a loader have successive seeds.
+        iteration = 1 if worker is None else ~(worker.seed - worker.id)
+        number = 0 if worker is None else worker.id
+        is_used = int(self._numbers[2]) in (0, iteration) and not self._has_begun[number:][:1].any()
+        if is_used:
+            self._numbers[2] = iteration
+            self._has_begun[number : number + 1] = True
+        self._flags[1] = is_used
+        return is_used
+
+
 class StepDataset(_IterableDataset):
     """A dataset whose ranks deliver batches in steps: all ranks deliver as many.
 
@@ -162,9 +240,13 @@ class StepDataset(_IterableDataset):
         """How batches are divided and made."""
         self._errors: ErrorLog | None = None
         """The rows that were left out, if the dataset does that."""
-        # Workers that persist get a new epoch through shared memory.
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._shared = SharedEpoch()
         self._resumed: Any = None
+        """The position that was loaded last."""
+        self._load = 0
+        """The number of its load."""
+        self._is_own = False
+        """Whether this worker of a loader loaded it, for its next iteration."""
         self._skipped: tuple[range, ...] = ()
         self._next_batch: int | None = None
         """Where this worker of a loader continues, if that follows from its own state."""
@@ -237,16 +319,21 @@ class StepDataset(_IterableDataset):
     @property
     def epoch(self) -> int:
         """The number of the epoch; see `set_epoch`."""
-        return int(self._epoch[0])
+        return self._shared.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration delivers.
 
         Call it before each epoch, on all ranks. Without it, each iteration delivers the same
-        batches in the same order. A position that `load_state_dict` set applies to its own epoch
-        only.
+        batches in the same order. A position that `load_state_dict` set applies to the next
+        iteration only, and only if that is of its own epoch.
+
+        Raises
+        ------
+        UsageError
+            If it is not an integer of 64 bits.
         """
-        self._epoch[0] = epoch
+        self._shared.set(check_integer("epoch", epoch, -(1 << 63)), is_chosen=True)
 
     def skip(self, steps: range | Sequence[range]) -> None:
         """Leave steps out, for example those whose rows made a training run diverge.
@@ -264,10 +351,11 @@ class StepDataset(_IterableDataset):
         UsageError
             If a range is empty, has negative numbers, or a step other than 1.
         """
-        ranges: list[Any] = [steps] if isinstance(steps, range) else list(steps)
+        expected = "ranges such as range(1000, 1200)"
+        ranges = [steps] if isinstance(steps, range) else list_items("steps", steps, expected)
         for each in ranges:
             if not isinstance(each, range) or each.step != 1 or not 0 <= each.start < each.stop:
-                raise UsageError(f"steps has {each!r}; expected ranges such as range(1000, 1200)")
+                refuse("an item of steps", each, expected)
         self._skipped = merge_ranges([*self._skipped, *ranges])
 
     def locate(self, step: int, *, rank: int | None = None) -> pa.Table:
@@ -295,9 +383,11 @@ class StepDataset(_IterableDataset):
         UsageError
             If the epoch has no such step, or its ranks are not known.
         """
-        (position, ranks), found = self._find_stage(step), copy(self)
+        step, found = check_integer("step", step, 0), copy(self)
+        position, ranks = self._find_stage(step)
         number = step - position.earlier
-        found.options = replace(self.options, rank=self.rank if rank is None else rank)
+        rank = self.rank if rank is None else check_integer("rank", rank, 0)
+        found.options = replace(self.options, rank=rank)
         plan = None
         if 0 <= found.rank < ranks and 0 <= number < found._count_batches(position):
             plan = next(found._plan_batches(position, iter([number])), None)
@@ -307,8 +397,8 @@ class StepDataset(_IterableDataset):
         return self._describe(plan, rows)
 
     def __len__(self) -> int:
-        """Return the number of batches that this rank delivers in an iteration."""
-        return sum(1 for _ in self._list_numbers(self._start()))
+        """Return the number of batches that this rank delivers in the next iteration."""
+        return sum(1 for _ in self._list_numbers(self._resume(self._shared.is_pending)))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this rank, or of this worker of a loader.
@@ -316,10 +406,11 @@ class StepDataset(_IterableDataset):
         Raises `UsageError` if the loader has workers, and ``device`` is set, or they were forked
         while this process used gRPC. Raises `SplitArrowError` as `Client.read` does.
         """
-        position, worker = self._start(), torch.utils.data.get_worker_info()
+        worker = torch.utils.data.get_worker_info()
         number, workers = (None, 1) if worker is None else (worker.id, worker.num_workers)
         if worker is not None:
             self._check_worker()
+        position = self._begin_iteration(worker)
         numbers = islice(self._list_numbers(position), number or 0, None, workers)
         continued, self._next_batch = self._next_batch, None
         if continued is not None:
@@ -339,6 +430,11 @@ class StepDataset(_IterableDataset):
 
     def _iterate(self, position: Any, numbers: Iterator[int], workers: int) -> Iterator[Any]:
         assert self._progress is not None
+        if not self._shared.is_last(self._load):
+            raise UsageError(
+                "a state was loaded after the workers of the loader had started; make a new loader "
+                "after load_state_dict"
+            )
         report, worker = None, self._progress.worker or 0
         if self._errors is not None:
             self._errors.start(worker, workers)
@@ -412,6 +508,8 @@ class StepDataset(_IterableDataset):
                 ...
             print(dataset.metrics().summary())
         """
+        if not hasattr(loader, "__iter__"):
+            refuse("loader", loader, "the loader of this dataset, or the dataset itself")
         return WatchedLoader(self._telemetry, loader, lambda: self.epoch)
 
     def export_metrics(self, registry: Any = None, *, name: str = "") -> None:
@@ -447,13 +545,15 @@ class StepDataset(_IterableDataset):
         """
         progress, start, worker = self._progress, self._start(), {}
         if steps is not None:
+            steps = check_integer("steps", steps, 0)
             start = self._find_position(self._note_errors(start), steps)
         elif progress is not None and progress.worker is None:
             start = self._advance(self._note_errors(progress.start), progress.next)
         elif progress is not None:
             start, worker = self._note_errors(progress.start), {"worker": progress.encode()}
         skipped = [[each.start, each.stop] for each in self._skipped]
-        return {**self._encode(start), "skipped_steps": skipped, **worker}
+        chosen = {"set_epoch": self._shared.is_chosen}
+        return {**self._encode(start), **chosen, "skipped_steps": skipped, **worker}
 
     @property
     def errors(self) -> int:
@@ -463,7 +563,10 @@ class StepDataset(_IterableDataset):
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue at a position, also with other numbers of workers and ranks than before.
 
-        The next iteration, and each further one of that epoch, begins at the position.
+        The next iteration delivers the rest of the epoch, and later ones deliver whole epochs. A
+        state from the end of an epoch begins a whole one: the next one if epochs were chosen with
+        `set_epoch`, or else the same one again. `set_epoch` afterwards keeps the position for its
+        own epoch. A ``StatefulDataLoader`` calls this where its next iteration begins.
 
         Parameters
         ----------
@@ -477,10 +580,32 @@ class StepDataset(_IterableDataset):
         UsageError
             If the state is that of another dataset or version, or of another order of the rows.
         """
+        found, info = copy(self), torch.utils.data.get_worker_info()
+        try:
+            position, epoch, following = found._read_state(state, info)
+        except SplitArrowError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise UsageError(
+                f"the state is damaged ({type(error).__name__}: {error}); load another checkpoint"
+            ) from error
+        self._skipped, self._progress = found._skipped, None
+        self._resumed, self._next_batch = position, following
+        self._is_own = info is not None
+        if info is None:
+            self._load = self._shared.load()
+            if self._errors is not None:
+                self._errors.start(0, 1)
+        if info is None or not self._shared.is_chosen:
+            self._shared.set(epoch, is_chosen=False)
+
+    def _read_state(self, state: Any, info: Any) -> tuple[Any, int, int | None]:
+        """Return the position of a state or None, its epoch, and the next batch of a worker."""
         state, taken = find_dataset_state(state)
         position, worker = self._decode(state), state.get("worker")
+        check_integer("steps", position.steps, 0)
+        epoch = check_integer("epoch", position.epoch, -(1 << 63))
         if worker is not None:
-            info = torch.utils.data.get_worker_info()
             if info is None or (info.id, info.num_workers) != (worker["id"], worker["workers"]):
                 raise UsageError(
                     "the state is that of one worker of a loader; load that of the whole loader"
@@ -490,15 +615,39 @@ class StepDataset(_IterableDataset):
                     "the ranks or batches have changed since the state was saved; load the state "
                     "of the loader into the dataset, before the loader is made"
                 )
-            self._next_batch = worker["next"]
         saved = [range(*each) for each in state.get("skipped_steps", ())]
         self._skipped = merge_ranges([*self._skipped, *saved])
-        self._resumed = self._find_position(position, taken)
-        self._progress = None
-        self.set_epoch(position.epoch)
+        position = self._find_position(position, taken)
+        if worker is not None:
+            return position, epoch, check_integer("next", worker["next"], 0)
+        if self._is_over(position):
+            return None, epoch + bool(state.get("set_epoch")), None
+        return position, epoch, None
+
+    def _is_over(self, position: Any) -> bool:
+        """Return whether no rank delivers a batch after a position, with its ranks or these."""
+        first = copy(self)
+        first.options = replace(self.options, rank=0)  # another rank never delivers more
+        plans = (
+            first._plan_batches(each, first._list_numbers(each))
+            for each in dict.fromkeys([position, self._find_start(position)])
+        )
+        return any(next(each, None) is None for each in plans)
+
+    def _begin_iteration(self, worker: Any) -> Any:
+        """Return the position at which an iteration begins, and use up the loaded one."""
+        is_used, resumed = self._shared.begin(worker, self._load), self._resumed
+        if not self._is_own:
+            return self._resume(is_used)
+        self._resumed, self._is_own = None, False
+        return self._find_start(resumed)
 
     def _start(self) -> Any:
+        """Return the position at which this iteration began, or after a load the next one does."""
+        return self._resume(self._shared.is_current)
+
+    def _resume(self, is_used: bool) -> Any:
+        """Return the loaded position if it is used and of this epoch, or the epoch's beginning."""
         resumed = self._resumed
-        return self._find_start(
-            resumed if resumed is not None and resumed.epoch == self.epoch else None
-        )
+        applies = is_used and resumed is not None and resumed.epoch == self.epoch
+        return self._find_start(resumed if applies else None)

@@ -132,11 +132,11 @@ class Packed(StepDataset):
         """A start, and the last position that was found from it."""
 
     def __len__(self) -> int:
-        """Return the number of batches that this rank delivers in an iteration.
+        """Return the number of batches that this rank delivers in the next iteration.
 
         It packs all documents, which takes some seconds for each million.
         """
-        start = self._start()
+        start = self._resume(self._shared.is_pending)
         return sum(1 for _ in self._take_packs(start, self._list_numbers(start)))
 
     def _make_sequence(self, position: PackPosition) -> tuple[PackSequence, RowFinder]:

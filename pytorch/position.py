@@ -39,7 +39,7 @@ def find_dataset_state(state: Any) -> tuple[Mapping[str, Any], int]:
         steps = snapshot[_SNAPSHOT_STEP] + state[_STEPS_SINCE]
         workers = [worker[_DATASET] for worker in snapshot[_WORKERS].values()]
         found = _join_states(workers)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(

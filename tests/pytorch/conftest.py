@@ -26,6 +26,7 @@ NEED_TORCH = [
     "test_packed.py",
     "test_provenance.py",
     "test_reads.py",
+    "test_resuming.py",
     "test_tensors.py",
 ]
 collect_ignore = [] if find_spec("torch") else NEED_TORCH

@@ -239,7 +239,7 @@ def test_loaders_announce_what_they_read(
     dataset = open_loader(kind, relay, batch_rows=1, window_rows=FEW_ROWS, prefetch_blocks=1)
     dataset.load_state_dict(dataset.state_dict(steps))
     assert not record.announced
-    assert sum(1 for _ in dataset) == len(dataset)
+    assert len(dataset) == sum(1 for _ in dataset)
     ends = {name: len(shards) for name, shards in record.read.items()}
     dataset.set_epoch(1)
     list(dataset)

@@ -76,8 +76,8 @@ def steps_of(ranks: list[Mixture]) -> list[list[int]]:
     """Return the rows of each step, of all ranks together."""
     steps: list[list[int]] = []
     for dataset in ranks:
-        batches = list(dataset)
-        assert len(batches) == len(dataset)
+        length, batches = len(dataset), list(dataset)
+        assert len(batches) == length
         steps += [[] for _ in range(len(batches) - len(steps))]
         for number, batch in enumerate(batches):
             steps[number] += numbers(batch)

@@ -88,7 +88,7 @@ def test_steps_before_a_change_of_ranks_are_located(server: Daemon) -> None:
         dataset.locate(3)
     with pytest.raises(UsageError, match="rank 2 of 3 has no step 400"):
         dataset.locate(400)
-    with pytest.raises(UsageError, match="no step -1"):
+    with pytest.raises(UsageError, match="step is -1; expected 0 or more"):
         dataset.locate(-1)
 
 
