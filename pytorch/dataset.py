@@ -6,13 +6,22 @@ import operator
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import pyarrow as pa
 
 from ..client.tokens import Token, TokenFile, parse_token
 from ..client.uris import parse_control_uris
 from ..errors import UsageError
+from ..formats.arguments import (
+    check_choice,
+    check_function,
+    check_integer,
+    check_text,
+    list_items,
+    refuse,
+)
 from ..transport.registry import list_schemes
 from ..transport.tls_options import TlsOptions
 from .announcement import Announcement, announce
@@ -30,6 +39,7 @@ from .order import Division, EpochOrder, Even, Share, Spans
 from .plan import DatasetPlan, Selection, Servers, plan_dataset
 from .position import Order, Position, Progress
 from .provenance import StoredSource
+from .record_batches import transform_batch
 from .shared_batch import SharedBatch, pass_regions
 from .tensors import Decode, OnNull, Strings, TensorOptions, check_schema, convert_batch, torch
 
@@ -38,30 +48,51 @@ DEFAULT_INTERLEAVE = 24
 _OTHER_TRANSPORTS = ("auto", "flight")
 
 
-def check_columns(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the columns to read, or None for all; raise `UsageError` if there are none."""
-    if columns is None:
-        return None
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
-    if not names:
-        raise UsageError("columns is empty; expected one column or more, or None for all")
-    return names
-
-
 def check_seed(seed: Any) -> int:
-    """Return a seed as an integer; raise `UsageError` if it is not one."""
+    """Return a seed, which is an integer of any size."""
     try:
         return operator.index(seed)
     except TypeError:
-        raise UsageError(f"seed is {seed!r}; expected an integer") from None
+        refuse("seed", seed, "an integer")
 
 
-def check_transport(transport: str) -> str:
-    """Return the name of a transport; raise `UsageError` if none has it."""
-    known = [*_OTHER_TRANSPORTS, *list_schemes()]
-    if transport not in known:
-        raise UsageError(f"transport is {transport!r}; expected {', '.join(known)}")
-    return transport
+def _check_columns(columns: Any) -> tuple[str, ...] | None:
+    """Return the columns to read, or None for all."""
+    if columns is None:
+        return None
+    names = [columns] if isinstance(columns, str) else columns
+    found = list_items("columns", names, "one name or more, or None for all columns")
+    if not found:
+        raise UsageError("columns is empty; expected one column or more, or None for all")
+    return tuple(check_text("a name in columns", each) for each in found)
+
+
+def check_categories(categories: Any) -> dict[str, list[Any]]:
+    """Return the categories of columns that are given."""
+    expected = "a mapping of columns to lists of their values"
+    if categories is None:
+        return {}
+    if not isinstance(categories, Mapping):
+        refuse("categories", categories, expected)
+    items = cast("Mapping[Any, Any]", categories).items()
+    return {
+        check_text("a column in categories", name): list_items(
+            f"categories[{name!r}]", values, "a list of values"
+        )
+        for name, values in items
+    }
+
+
+def select(name: Any, columns: Any, filter: Any, version: Any, transport: Any) -> Selection:
+    """Return what is read of a dataset."""
+    transports = [*_OTHER_TRANSPORTS, *list_schemes()]
+    return Selection(
+        check_text("name", name),
+        _check_columns(columns),
+        filter,
+        "" if version is None else check_text("version", version),
+        {"transport": check_choice("transport", transport, transports)},
+    )
 
 
 class Part(NamedTuple):
@@ -212,15 +243,14 @@ class StreamDataset(StepDataset):
         on_error: OnError = "raise",
         max_errors: int = 1000,
     ) -> None:
+        self._shuffle = _check_flag("shuffle", shuffle)
         if interleave is None:
             interleave = DEFAULT_INTERLEAVE if shuffle else 1
-        for label, value in (("window_rows", window_rows), ("prefetch_blocks", prefetch_blocks)):
-            if value < 1:
-                raise UsageError(f"{label} is {value}; expected 1 or more")
-        if threads < 0:
-            raise UsageError(f"threads is {threads}; expected 0 or more")
+        window_rows = check_integer("window_rows", window_rows, 1)
+        threads = check_integer("threads", threads, 0)
         rank, world_size = find_rank(rank, world_size)
         self._division = Division(world_size, batch_rows, interleave, even)
+        batch_rows = self._division.batch_rows
         self._servers = Servers(tuple(parse_control_uris(uri)), parse_token(token, token_file), tls)
         super().__init__(
             BatchOptions(
@@ -229,19 +259,17 @@ class StreamDataset(StepDataset):
                 batch_rows,
                 even,
                 threads,
-                max(prefetch_blocks, threads),
+                max(check_integer("prefetch_blocks", prefetch_blocks, 1), threads),
                 check_device(device),
-                collate,
+                check_function("collate", collate),
                 TensorOptions(on_null, strings, decode),
                 on_error,
                 max_errors,
             )
         )
-        self._transform = transform
+        self._transform = check_function("transform", transform)
         self._seed = check_seed(seed)
-        self._shuffle = shuffle
-        options = {"transport": check_transport(transport)}
-        selection = Selection(name, check_columns(columns), filter, version or "", options)
+        selection = select(name, columns, filter, version, transport)
         self._memory_device = find_memory_device(memory)
         if self._memory_device is not None and on_error != "raise":
             raise UsageError("on_error='skip' needs record batches in host memory; pass device=")
@@ -250,7 +278,7 @@ class StreamDataset(StepDataset):
                 "transform needs record batches in host memory; pass collate to change tensors on "
                 f"the device, or device={str(self._memory_device)!r} in place of memory"
             )
-        plan = plan_dataset(self._servers, selection, window_rows, categories or {})
+        plan = plan_dataset(self._servers, selection, window_rows, check_categories(categories))
         self._plan = plan.with_options(memory=memory)
         if on_error == "skip":
             self._errors = ErrorLog(max_errors, self.rows // batch_rows + 1)
@@ -404,7 +432,7 @@ class StreamDataset(StepDataset):
         with Stage("convert"):  # also if rows are left out, where no caller measures it
             if self._transform is not None:
                 with Stage("transform"):
-                    batch = self._transform(batch)
+                    batch = transform_batch(self._transform, batch)
             tensors = convert_batch(batch, self.options.tensors, self._plan.categories)
             return self._finish(tensors, torch.utils.data.get_worker_info())
 
@@ -450,3 +478,10 @@ class StreamDataset(StepDataset):
         return Order(
             selection.name, selection.version, self._plan.layout, self._seed, self._shuffle
         )
+
+
+def _check_flag(name: str, value: Any) -> bool:
+    """Return a flag, also of NumPy, as a bool."""
+    if not isinstance(value, int | np.bool_) or value not in (False, True):
+        refuse(name, value, "True or False")
+    return bool(value)

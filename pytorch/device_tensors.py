@@ -36,7 +36,7 @@ def check_device(device: Any) -> Any:
         return None
     try:
         found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise UsageError(f"device is {device!r}: {str(error).partition(chr(10))[0]}") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device is {str(found)!r}, but PyTorch finds no CUDA device")

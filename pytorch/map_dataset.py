@@ -27,12 +27,13 @@ from ..client.dataset.endpoints import TRANSIENT, draw_pause
 from ..client.tokens import Token, TokenFile, parse_token
 from ..client.uris import parse_control_uris
 from ..errors import DatasetError, UsageError
+from ..formats.arguments import check_function, check_integer, refuse
 from ..protocol.request import MAX_BATCH_RANGES, Span
 from ..transport.tls_options import TlsOptions
 from .blocks import CONNECT_ATTEMPTS
-from .dataset import check_columns, check_transport
-from .plan import DatasetPlan, Selection, Servers, plan_dataset
-from .record_batches import join_batches, with_plain_types
+from .dataset import check_categories, select
+from .plan import DatasetPlan, Servers, plan_dataset
+from .record_batches import join_batches, transform_batch, with_plain_types
 from .tensors import (
     Decode,
     OnNull,
@@ -232,17 +233,14 @@ class MapDataset(_MapDatasetBase):
         transport: str = "auto",
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
-        if cache_bytes < 0:
-            raise UsageError(f"cache_bytes is {cache_bytes}; expected 0 or more")
         self._servers = Servers(tuple(parse_control_uris(uri)), parse_token(token, token_file), tls)
         self._tensor_options = TensorOptions(on_null, strings, decode)
-        self._transform = transform
-        self._collate = collate
-        self._cache_bytes = cache_bytes
-        options = {"transport": check_transport(transport)}
-        selection = Selection(name, check_columns(columns), filter, version or "", options)
+        self._transform = check_function("transform", transform)
+        self._collate = check_function("collate", collate)
+        self._cache_bytes = check_integer("cache_bytes", cache_bytes, 0)
+        selection = select(name, columns, filter, version, transport)
         # A block for each record batch with rows, which are all in its last record batch.
-        self._plan = plan_dataset(self._servers, selection, 1, categories or {})
+        self._plan = plan_dataset(self._servers, selection, 1, check_categories(categories))
         if transform is None:
             check_schema(self._plan.schema, self._tensor_options, self._plan.categories)
         self._open()
@@ -295,6 +293,8 @@ class MapDataset(_MapDatasetBase):
         ------
         IndexError
             If there is no such row.
+        UsageError
+            If it is not an integer, or such a sequence.
         SplitArrowError
             As `Client.read` does.
         """
@@ -327,6 +327,8 @@ class MapDataset(_MapDatasetBase):
         ------
         IndexError
             If there is no such row.
+        UsageError
+            If they are not integers.
         SplitArrowError
             As `Client.read` does.
         """
@@ -346,7 +348,7 @@ class MapDataset(_MapDatasetBase):
         if self._transform is None:
             return batch
         rows = batch.num_rows
-        batch = self._transform(batch)
+        batch = transform_batch(self._transform, batch)
         if batch.num_rows != rows:
             raise UsageError(
                 f"transform returned {batch.num_rows} rows for {rows}; expected as many: rows have "
@@ -445,11 +447,14 @@ class MapDataset(_MapDatasetBase):
 
 def _check_indices(indices: Any, rows: int, name: str) -> NDArray[np.int64]:
     """Return the numbers of rows, counted from the beginning; raise IndexError if one is beyond."""
-    found = np.asarray(indices)
-    if not found.size:
+    try:
+        found = np.asarray(indices)
+    except (TypeError, ValueError, RuntimeError):  # lists of different lengths, other devices
+        found = np.empty(0, object)
+    if isinstance(indices, Sequence | np.ndarray) and not found.size and found.ndim == 1:
         return np.empty(0, np.int64)
     if found.dtype.kind not in "iu" or found.ndim != 1:
-        raise TypeError(f"the rows of {name!r} have integers as numbers; got {indices!r}")
+        refuse(f"the index into {name!r}", indices, "integers of 64 bits")
     beyond = (found < -rows) | (found >= rows)
     if beyond.any():
         raise IndexError(f"there is no row {found[beyond][0]}; {name!r} has {rows} rows")

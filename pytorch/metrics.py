@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from ..errors import MissingExtraError, install_hint
+from ..formats.arguments import check_text, refuse
 
 _log = logging.getLogger("splitarrow.pytorch")
 
@@ -616,6 +617,7 @@ def export_metrics(telemetry: Telemetry, name: str, registry: Any = None) -> Non
     `registry` may be a meter or a meter provider of OpenTelemetry. Raises `MissingExtraError` if it
     is None and prometheus_client is not installed.
     """
+    check_text("name", name)
     if hasattr(registry, "get_meter") or hasattr(registry, "create_observable_counter"):
         _export_to_meter(telemetry, name, registry)
         return
@@ -626,6 +628,8 @@ def export_metrics(telemetry: Telemetry, name: str, registry: Any = None) -> Non
             f"metrics for Prometheus need the package 'prometheus-client': {install_hint('http')}"
         ) from None
     registry = REGISTRY if registry is None else registry
+    if not callable(getattr(registry, "register", None)):
+        refuse("registry", registry, "a CollectorRegistry, MeterProvider or Meter, or None")
     collector = _COLLECTORS.get(registry)
     if collector is None:
         collector = _COLLECTORS[registry] = _Collector()

@@ -10,7 +10,6 @@ This module does no I/O.
 
 from __future__ import annotations
 
-import operator
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ..errors import UsageError
+from ..formats.arguments import check_integer, list_items, refuse
 from .order import EpochOrder, Even, Span, draw_permutation
 
 Stop = Literal["first", "all", "repeat"]
@@ -35,14 +35,14 @@ _CHUNK_ROWS = 1024
 def check_weights(weights: Any, parts: int) -> tuple[float, ...]:
     """Return one weight for each part, of which the sum is 1; raise `UsageError` if that fails."""
     try:
-        values = tuple(float(weight) for weight in weights)
-    except (TypeError, ValueError):
-        raise UsageError(f"the weights are {weights!r}; expected numbers") from None
+        values = tuple(map(float, list_items("weights", weights, "numbers")))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        refuse("weights", weights, "numbers")
     total = sum(values)
     if len(values) != parts:
         raise UsageError(f"there are {len(values)} weights for {parts} datasets")
-    if not all(0 <= value < float("inf") for value in values) or not total:
-        raise UsageError(f"the weights are {values}; expected positive numbers, or 0 for some")
+    if not all(value >= 0 for value in values) or not 0 < total < float("inf"):
+        refuse("weights", values, "positive numbers, or 0 for some")
     return tuple(value / total for value in values)
 
 
@@ -60,19 +60,15 @@ def make_schedule(weights: Any, schedule: Any, parts: int) -> tuple[Weights, ...
 
     `schedule` is a mapping or a sequence of pairs, of starts and weights, or None.
     """
-    points: Any = schedule.items() if isinstance(schedule, Mapping) else schedule or ()
+    expected = "pairs such as (1000, [0.5, 0.5])"
+    points: Any = schedule.items() if isinstance(schedule, Mapping) else schedule
     found = {0: check_weights(weights, parts)}
-    for point in points:
+    for point in [] if points is None else list_items("schedule", points, expected):
         try:
             start, values = point
-            start = operator.index(start)
         except (TypeError, ValueError):
-            raise UsageError(
-                f"the schedule has {point!r}; expected pairs such as (1000, [0.5, 0.5])"
-            ) from None
-        if start < 0:
-            raise UsageError(f"the schedule has the start {start}; expected 0 or more")
-        found[start] = check_weights(values, parts)
+            refuse("an item of schedule", point, expected)
+        found[check_integer("a start in schedule", start, 0)] = check_weights(values, parts)
     return tuple(Weights(start, found[start]) for start in sorted(found))
 
 

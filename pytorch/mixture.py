@@ -8,12 +8,13 @@ from dataclasses import asdict, fields
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ..errors import UsageError
+from ..formats.arguments import check_choice, check_text, list_items, refuse
 from .announcement import Announcement, announce
 from .blocks import BatchPlan, BlockSource, Rows, Run
 from .dataset import Part, StreamDataset, check_seed
@@ -36,7 +37,7 @@ from .mixing import (
 from .order import Span
 from .position import STATE_FORMAT, Progress, check_state
 from .provenance import StoredSource
-from .record_batches import plain_schema, with_plain_types
+from .record_batches import plain_schema, transform_batch, with_plain_types
 from .tensors import convert_batch, torch
 
 
@@ -97,9 +98,6 @@ class Mixture(StepDataset):
         label: str | None = None,
     ) -> None:
         datasets, weights = _split(parts)
-        for name, value, choices in (("stop", stop, Stop), ("unit", unit, Unit)):
-            if value not in get_args(choices):
-                raise UsageError(f"{name} is {value!r}; expected {', '.join(get_args(choices))}")
         options = _common_options(datasets)
         if options.on_error != "raise":
             raise UsageError(
@@ -113,10 +111,10 @@ class Mixture(StepDataset):
         for part, rows in zip(self.parts, self._part_rows, strict=True):
             if not rows:
                 raise UsageError(f"the dataset {part.plan.selection.name!r} has no rows to mix")
-        self._unit: Unit = unit
+        self._unit: Unit = check_choice("unit", unit, Unit)
         self._seed = check_seed(seed)
-        self._stop: Stop = stop
-        self.label = label
+        self._stop: Stop = check_choice("stop", stop, Stop)
+        self.label = None if label is None else check_text("label", label)
         """The name of the tensor that states the part of each row."""
         self._schema = _unify([part for part in self.parts if part.transform is None])
         self._check_columns()
@@ -187,7 +185,7 @@ class Mixture(StepDataset):
             part = self.parts[number]
             if part.transform is not None:
                 with Stage("transform"):
-                    batch = part.transform(batch)
+                    batch = transform_batch(part.transform, batch)
             tables.append(pa.Table.from_batches([with_plain_types(batch)]))
             labels += [number] * batch.num_rows
         table = pa.concat_tables(
@@ -395,13 +393,13 @@ def _split(parts: Any) -> tuple[list[StreamDataset], list[Any]]:
     """Return the datasets and their weights; raise `UsageError` if they are not pairs."""
     datasets: list[StreamDataset] = []
     weights: list[Any] = []
-    for each in parts:
+    for each in list_items("parts", parts, "pairs of a StreamDataset and its weight"):
         try:
             dataset, weight = each
         except (TypeError, ValueError):
             dataset, weight = None, None
         if not isinstance(dataset, StreamDataset):
-            raise UsageError(f"a part is {each!r}; expected a StreamDataset and its weight")
+            refuse("a part", each, "a StreamDataset and its weight")
         datasets.append(dataset)
         weights.append(weight)
     if not datasets:

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import UsageError
+from ..formats.arguments import check_choice, check_integer
 
 Even = Literal["drop", "pad", "uneven"]
 """What happens to the rows that remain when all ranks have the same number."""
@@ -59,10 +59,8 @@ class Division:
 
     def __post_init__(self) -> None:
         for name in ("world_size", "batch_rows", "interleave"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; expected 1 or more")
-        if self.even not in get_args(Even):
-            raise UsageError(f"even is {self.even!r}; expected {', '.join(get_args(Even))}")
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), 1))
+        check_choice("even", self.even, Even)
 
 
 class Spans:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import DatasetError, InvalidDataError, UsageError
+from ..formats.arguments import check_integer, check_text, refuse
 from .blocks import BatchPlan, BlockSource, Rows
 from .dataset import Part, StreamDataset
 from .loader import StepDataset
@@ -112,6 +113,9 @@ class Packed(StepDataset):
         check_policy(length, policy, window)
         if isinstance(dataset, StreamDataset):
             dataset = Mixture([(dataset, 1)], stop="all")
+        if not isinstance(dataset, Mixture):  # pyright: ignore[reportUnnecessaryIsInstance]
+            refuse("dataset", dataset, "a StreamDataset or a Mixture")
+        check_text("tokens", tokens)
         super().__init__(dataset.options)
         dataset.check_packing(tokens, _MADE)
         self._documents = dataset
@@ -119,7 +123,7 @@ class Packed(StepDataset):
         self._length = length
         self._policy: Policy = policy
         self._window = window
-        self._pad = pad
+        self._pad = _check_pad(pad)
         on_null = dataset.options.tensors.on_null
         self._lengths: list[Any] = []
         for part in dataset.parts:
@@ -379,6 +383,18 @@ def _fill_lengths(lengths: Any) -> Any:
 def _join(places: Iterable[Place]) -> Places:
     columns = list(zip(*places, strict=True))[:4] or [()] * 4
     return Places(*(np.array(column, np.int64) for column in columns))
+
+
+def _check_pad(pad: Any) -> Any:
+    """Return the value that fills the rest of a row, or a mapping of columns to such values."""
+    begin, end = -(1 << 63), 1 << 63
+    if not isinstance(pad, Mapping):
+        return check_integer("pad", pad, begin, end)
+    items = cast("Mapping[Any, Any]", pad).items()
+    return {
+        check_text("a column in pad", name): check_integer(f"pad[{name!r}]", value, begin, end)
+        for name, value in items
+    }
 
 
 def _check_lengths(lengths: Any, part: Part, tokens: str, on_null: str) -> Any:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from ..errors import UsageError
+from ..formats.arguments import check_choice, check_integer
 from .mixing import MixPosition, Numbers, Places, RowFinder, Segment
 
 Policy = Literal["fit", "split"]
@@ -101,10 +102,8 @@ def count_tokens(pack: Pack) -> int:
 def check_policy(length: int, policy: str, window: int) -> None:
     """Raise `UsageError` if a packer cannot be made."""
     for name, value in (("length", length), ("window", window)):
-        if value < 1:
-            raise UsageError(f"{name} is {value}; expected 1 or more")
-    if policy not in get_args(Policy):
-        raise UsageError(f"policy is {policy!r}; expected {', '.join(get_args(Policy))}")
+        check_integer(name, value, 1)
+    check_choice("policy", policy, Policy)
 
 
 @dataclass(frozen=True, slots=True)

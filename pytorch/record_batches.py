@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from ..errors import UsageError
 
 _compute: Any = pc  # its stubs lack functions
 
@@ -22,6 +24,19 @@ def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def take_rows(batch: pa.RecordBatch, indices: Any) -> pa.RecordBatch:
     """Return some rows of a record batch, in the order of the indices."""
     return with_plain_types(batch).take(indices)
+
+
+def transform_batch(
+    transform: Callable[[pa.RecordBatch], pa.RecordBatch], batch: pa.RecordBatch
+) -> pa.RecordBatch:
+    """Return the record batch that a function makes of one."""
+    result: Any = transform(batch)
+    if not isinstance(result, pa.RecordBatch):
+        raise UsageError(
+            f"transform returned an object of type {type(result).__name__}; expected a "
+            "pyarrow.RecordBatch; use collate to change tensors"
+        )
+    return result
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

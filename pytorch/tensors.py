@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InvalidDataError, MissingExtraError, UsageError, install_hint
+from ..formats.arguments import check_choice, check_texts, refuse
 from ..formats.arrow.message import parse_prefix
 from ..formats.arrow.schema import find_schema
 from .decoding import FINDERS, decode_audio, decode_images
@@ -66,19 +67,16 @@ class TensorOptions:
 
     def __post_init__(self) -> None:
         for name, choices in (("on_null", OnNull), ("strings", Strings)):
-            value = getattr(self, name)
-            if value not in get_args(choices):
-                raise UsageError(f"{name} is {value!r}; expected {', '.join(get_args(choices))}")
-        decode = self.decode
+            check_choice(name, getattr(self, name), choices)
+        decode: Any = self.decode
         if decode is None:
             return
-        kinds = {decode} if isinstance(decode, str) else set(decode.values())
-        if not kinds or not kinds.issubset(FINDERS):
-            raise UsageError(
-                f"decode is {decode!r}; expected 'image', 'audio', or a mapping such as "
-                "{'picture': 'image'}"
-            )
-        for kind in kinds:
+        kinds: list[Any] = [decode] if isinstance(decode, str) else []
+        if isinstance(decode, Mapping):
+            kinds = list(check_texts("decode", decode).values())
+        if not kinds or not set(kinds).issubset(FINDERS):
+            refuse("decode", decode, "'image', 'audio', or a mapping such as {'picture': 'image'}")
+        for kind in dict.fromkeys(kinds):
             FINDERS[kind]()
 
     def find_decoder(self, name: str) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 
 NEED_TORCH = [
     "test_announcement.py",
+    "test_arguments.py",
     "test_audit.py",
     "test_bad_rows.py",
     "test_dataset.py",

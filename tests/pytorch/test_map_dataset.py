@@ -257,7 +257,7 @@ def test_rows_that_do_not_exist_are_refused(server: Daemon) -> None:
         with pytest.raises(IndexError, match="no row"):
             dataset.rows([0, index])
     for wrong in (1.5, "n", None, [0.5], [[1]], True):
-        with pytest.raises(TypeError, match="integers as numbers"):
+        with pytest.raises(errors.UsageError, match="expected integers"):
             dataset[wrong]
     assert dataset.rows([])["n"].tolist() == []
     assert dataset.__getitems__([]) == []

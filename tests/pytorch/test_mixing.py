@@ -232,7 +232,7 @@ def test_ranks_read_lanes_of_their_own() -> None:
         (["many", 1.0], None, "expected numbers"),
         ([1.0], None, "1 weights for 2 datasets"),
         ([1.0, 1.0], {5: [1.0]}, "1 weights for 2 datasets"),
-        ([1.0, 1.0], {-1: [1.0, 1.0]}, "the start -1"),
+        ([1.0, 1.0], {-1: [1.0, 1.0]}, "a start in schedule is -1"),
         ([1.0, 1.0], [0.5, 0.5], "expected pairs"),
     ],
 )
