@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 import pyarrow as pa
 
 from ...errors import NotFoundError, RemoteError, SplitArrowError, UsageError
-from ...formats.arguments import check_integer, check_seconds, check_text, list_items, refuse
+from ...formats.arguments import (
+    check_choice,
+    check_integer,
+    check_seconds,
+    check_text,
+    list_items,
+    refuse,
+)
 from ...formats.text import describe_lines, html_lines
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
@@ -746,8 +753,7 @@ class Client(BaseClient):
             If the server refuses, with the code ``ALREADY_EXISTS`` if the name is taken.
         """
         check_name(name)
-        if if_exists not in ("error", "replace"):  # pyright: ignore[reportUnnecessaryContains]
-            refuse("if_exists", if_exists, "'error' or 'replace'")
+        check_choice("if_exists", if_exists, IfExists)
         found, batches = read_batches(data, schema)
         attempt = self._lost_attempts.pop(name, None) or secrets.token_hex(16)
         try:

@@ -240,7 +240,7 @@ def test_uploads_check_their_arguments_before_they_call() -> None:
             wrong()
     for name in ("append", "", None, True, ["replace"]):
         value: Any = name
-        with pytest.raises(UsageError, match=r"if_exists is .*; expected 'error' or 'replace'"):
+        with pytest.raises(UsageError, match=r"if_exists is .*; expected error, replace"):
             client.put("d", table, if_exists=value)
     assert channel.calls == []
 
